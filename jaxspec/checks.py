@@ -1,0 +1,78 @@
+"""The error doors: what may raise, where, and with which words.
+
+Four doors and no fifth. Static facts (rank, shape, dtype) are asserted by chex in the first lines
+of a public function. Values on the host raise a `ValueError` subclass of this file. Values under a
+trace are checked by `jax.experimental.checkify`, functionalised by `jaxspec.checked`. What
+production must survive without an exception is a bit of `Status` in the verdict.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+T = TypeVar("T")
+
+MASS_TOLERANCE = {"float64": 1e-5, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
+"""How far from 1 the mass of a row of probabilities may lie, by the dtype it is stored in."""
+
+
+class TreeError(ValueError):
+    """A tree of candidates is not one: topology, padding or sibling tokens."""
+
+
+class DrawError(ValueError):
+    """A uniform draw is missing, not finite, or outside [0, 1)."""
+
+
+class RowError(ValueError):
+    """A next-token row is not a distribution over the vocabulary it claims."""
+
+
+def record(cls: type[T]) -> type[T]:
+    """Make a class an immutable record of arrays (a pytree), built by keyword only."""
+    return chex.dataclass(cls, frozen=True, mappable_dataclass=False, kw_only=True)
+
+
+def check_all(is_ok: jax.Array, message: str, **values: jax.Array) -> None:
+    """Check under a trace that every entry holds; report the first that does not.
+
+    Args:
+      is_ok: bool [...], True where the entry is fine.
+      message: a format string. `{i0}`, `{i1}`, ... are the indices of the first bad entry, and each
+        name of `values` is that array's value there.
+      **values: arrays of the shape of `is_ok`.
+    """
+    flat = is_ok.reshape(-1)
+    worst = jnp.argmin(flat)
+    where = jnp.unravel_index(worst, is_ok.shape) if is_ok.shape else ()
+    found = {f"i{axis}": index for axis, index in enumerate(where)}
+    found |= {name: value.reshape(-1)[worst] for name, value in values.items()}
+    checkify.check(jnp.all(flat), message, **found)
+
+
+def raise_if(error: checkify.Error) -> None:
+    """Raise on the host what a checking twin found.
+
+    Args:
+      error: the first result of a function made by `jaxspec.checked`, of one call or of a batch.
+
+    Raises:
+      ValueError: with the place and value of the first bad entry; for a batch also its index.
+    """
+    found = error.get()
+    if found is not None:
+        raise ValueError(found)
+
+
+def functionalise(check: Callable[..., None]) -> Callable[..., checkify.Error]:
+    """Turn a function that calls `check_all` into one that returns the error as a value."""
+
+    def run(*args: Any) -> checkify.Error:
+        error, _ = checkify.checkify(check, errors=checkify.user_checks)(*args)
+        return error
+
+    return run

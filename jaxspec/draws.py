@@ -1,0 +1,162 @@
+"""Randomness as data: records of uniforms, from a key, from a grid, from a record.
+
+A verifier takes draws and never a key. One function then serves production (draws from a key),
+replay (draws from a record), experiments and proofs (draws from a grid, under `vmap`).
+
+A round's key is split once, by role: draft, accept, final. Noise that chose a candidate never takes
+part in its acceptance or its replacement.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checks import DrawError, check_all, record
+from jaxspec.rows import is_uniform
+
+
+@record
+class Draws:
+    """The uniforms that one verification reads.
+
+    Attributes:
+      accept: float32 [N] in [0, 1), indexed by node; entry 0, the root's, is never used.
+      final: float32 [2] in [0, 1), the pair that draws the replacement or bonus token: which block
+        of the vocabulary, where inside it. Up to 512 tokens only the second number matters.
+    """
+
+    accept: jax.Array  # [N]
+    final: jax.Array  # [2]
+
+
+@record
+class RoundDraws:
+    """The uniforms of one round, those of the draft kept apart from those of the verifier.
+
+    Attributes:
+      draft: float32 [N, 2] in [0, 1), a pair for each node, to draw its candidate with.
+      verify: what the verifier reads.
+    """
+
+    draft: jax.Array  # [N, 2]
+    verify: Draws
+
+
+def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -> RoundDraws:
+    """Derive the draws of one round from a request's key.
+
+    They depend on (key, position, node, role) and on nothing else: not on `num_nodes`, not on other
+    requests, not on earlier rounds. Positions of successive roots increase strictly, so no draw is
+    ever used twice.
+
+    Args:
+      key: a request's PRNG key.
+      num_nodes: N, the root counted; T + 1 for a path of T drafted tokens.
+      position: int32 [], position in the text of the round's root.
+
+    Returns:
+      `RoundDraws` for N nodes.
+
+    >>> import jax
+    >>> draws = round_draws(jax.random.key(0), num_nodes=5, position=17)
+    >>> draws.draft.shape, draws.verify.accept.shape, draws.verify.final.shape
+    ((5, 2), (5,), (2,))
+    """
+    draft_key, accept_key, final_key = jax.random.split(jax.random.fold_in(key, position), 3)
+    nodes = jnp.arange(num_nodes)
+
+    def at_node(role_key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(role_key, nodes)
+        return jax.vmap(lambda k: jax.random.uniform(k, shape, jnp.float32))(keys)
+
+    return RoundDraws(
+        draft=at_node(draft_key, (2,)),
+        verify=Draws(
+            accept=at_node(accept_key, ()),
+            final=jax.random.uniform(final_key, (2,), jnp.float32),
+        ),
+    )
+
+
+def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
+    """Rebuild a round's draws from stored numbers, for replay.
+
+    Args:
+      data: "draft" [N, 2], "accept" [N] and "final" [2], as lists or arrays. Each number must be
+        a float32 exactly (JSON's decimal forms of float32 are), finite and in [0, 1).
+
+    Raises:
+      DrawError: naming the field, the entry and its value.
+
+    >>> stored = {"draft": [[0, 0.5], [0, 0.25]], "accept": [0.0, 0.75], "final": [0.0, 0.5]}
+    >>> draws_from_record(stored).verify.accept.tolist()
+    [0.0, 0.75]
+    """
+    fields = {}
+    for name in ("draft", "accept", "final"):
+        if name not in data:
+            raise DrawError(f"draws: field {name!r} is missing; the record has {sorted(data)}")
+        exact = np.asarray(data[name], np.float64)
+        single = exact.astype(np.float32)
+        for index in np.argwhere(~((exact >= 0) & (exact < 1) & (single < 1))):
+            at = tuple(index.tolist())
+            raise DrawError(f"draws: {name}{list(at)} is {exact[at]}, outside [0, 1)")
+        fields[name] = single
+    num_nodes = fields["accept"].shape[0] if fields["accept"].ndim == 1 else -1
+    wanted = {"draft": (num_nodes, 2), "accept": (num_nodes,), "final": (2,)}
+    for name, shape in wanted.items():
+        if fields[name].shape != shape:
+            raise DrawError(f"draws: {name} has shape {fields[name].shape}, wanted {shape}")
+    return RoundDraws(
+        draft=jnp.asarray(fields["draft"]),
+        verify=Draws(accept=jnp.asarray(fields["accept"]), final=jnp.asarray(fields["final"])),
+    )
+
+
+def draws_to_record(draws: RoundDraws) -> dict[str, list]:
+    """Turn a round's draws into plain lists that `draws_from_record` reads back bit for bit."""
+    return {
+        "draft": np.asarray(draws.draft).tolist(),
+        "accept": np.asarray(draws.verify.accept).tolist(),
+        "final": np.asarray(draws.verify.final).tolist(),
+    }
+
+
+def grid_points(num: int) -> np.ndarray:
+    """Return the mid-points (i + 0.5) / num of `num` equal cells of [0, 1), float32.
+
+    They are made on the host: under `jit` XLA turns a division by a constant into a product with
+    its reciprocal, which moves points across cell edges.
+    """
+    return ((np.arange(num) + 0.5) / num).astype(np.float32)
+
+
+def grid_chunks(sizes: Sequence[int], chunk: int) -> Iterator[np.ndarray]:
+    """Walk a Cartesian grid of mid-points in bounded memory.
+
+    Args:
+      sizes: the number of points of each axis.
+      chunk: cells in a chunk, at most.
+
+    Yields:
+      float32 [chunk, len(sizes)]: the draws of consecutive cells, the last axis running fastest.
+      Only the last chunk may be shorter.
+    """
+    axes = [grid_points(size) for size in sizes]
+    total = int(np.prod([int(size) for size in sizes], dtype=np.int64))
+    for start in range(0, total, chunk):
+        cells = np.arange(start, min(start + chunk, total), dtype=np.int64)
+        index = np.unravel_index(cells, tuple(sizes))
+        yield np.stack([axis[i] for axis, i in zip(axes, index, strict=True)], axis=1)
+
+
+def check_draws(draws: Draws) -> None:
+    """Check under a trace that every draw is finite and in [0, 1)."""
+    chex.assert_rank([draws.accept, draws.final], 1)
+    message = " {value} is outside [0, 1)"
+    check_all(is_uniform(draws.accept), "accept draw of node {i0}:" + message, value=draws.accept)
+    check_all(is_uniform(draws.final), "final draw, number {i0}:" + message, value=draws.final)

@@ -1,0 +1,128 @@
+"""Logits to rows: temperature, one visited row at a time.
+
+A row of logits becomes probabilities only where somebody asks. What must be known of the whole row
+(its greatest logit, the mass of its exponentials, the token that greedy decoding takes) is read in
+one pass when the row is first visited.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.checks import check_all, record
+from jaxspec.rows import BLOCK, Normaliser, block_sums, index_of, window
+
+_SPAN = 32 * BLOCK
+_TINY = 1.1754944e-38  # the least normal float32: below it XLA divides by zero
+
+
+@record
+class LogitNormaliser:
+    """What one pass over a row of logits leaves behind.
+
+    Attributes:
+      peak: float32 [], the greatest logit; NaN if any entry is.
+      mass: float32 [], sum of exp((logit - peak) / temperature).
+      greedy: int32 [], the lowest token whose logit is `peak`.
+    """
+
+    peak: jax.Array  # []
+    mass: jax.Array  # []
+    greedy: jax.Array  # []
+
+
+@record
+class Logits:
+    """Rows stored as logits, with the temperature they are sampled at.
+
+    A row's law is softmax(logits / temperature); at temperature 0 it is exactly the point mass on
+    the lowest token of greatest logit. Logits may be -inf (the token cannot occur); NaN, +inf and a
+    row of nothing but -inf are bad values. A negative or non-finite temperature is one too.
+
+    Attributes:
+      values: float [R, V], logits in nats. Any float dtype; computed with in float32.
+      temperature: float32 [], 0 for greedy.
+      first: int32 [], index in `values` of this sequence's row 0. None means 0.
+    """
+
+    values: jax.Array  # [R, V]
+    temperature: jax.Array  # []
+    first: jax.Array | None = None  # []
+
+    def visit(self, row: jax.Array, *, spans: bool) -> LogitNormaliser:
+        """Read the row once: its peak, its mass at this temperature, its greedy token."""
+        vocab = self.values.shape[1]
+        index = index_of(self, row)
+
+        def summary(start: Any, size: int) -> LogitNormaliser:
+            raw = lax.dynamic_slice(self.values, (index, start), (1, size))[0]
+            raw = raw.astype(jnp.float32)
+            peak = jnp.max(raw)
+            tokens = start + jnp.arange(size, dtype=jnp.int32)
+            scaled = self._exponential(raw, peak)
+            (sums,) = block_sums(
+                lambda at, n: (lax.dynamic_slice(scaled, (at,), (n,)),), size, spans=False
+            )
+            first_at_peak = jnp.min(jnp.where(raw == peak, tokens, vocab))
+            return LogitNormaliser(peak=peak, mass=jnp.sum(sums), greedy=first_at_peak)
+
+        def join(left: LogitNormaliser, right: LogitNormaliser) -> LogitNormaliser:
+            peak = jnp.maximum(left.peak, right.peak)
+            mass = left.mass * self._exponential(left.peak, peak)
+            mass += right.mass * self._exponential(right.peak, peak)
+            greedy = jnp.where(right.peak > left.peak, right.greedy, left.greedy)
+            return LogitNormaliser(peak=peak, mass=mass, greedy=greedy)
+
+        if not spans or vocab < 2 * _SPAN:
+            return summary(0, vocab)
+        trips, rest = divmod(vocab, _SPAN)
+        start = LogitNormaliser(
+            peak=jnp.float32(-jnp.inf), mass=jnp.float32(0), greedy=jnp.int32(vocab)
+        )
+        norm = lax.fori_loop(
+            0, trips, lambda trip, norm: join(norm, summary(trip * _SPAN, _SPAN)), start
+        )
+        return join(norm, summary(trips * _SPAN, rest)) if rest else norm
+
+    def _exponential(self, logit: jax.Array, peak: jax.Array) -> jax.Array:
+        """Return exp((logit - peak) / temperature); 0 for -inf, NaN stays NaN."""
+        kelvin = jnp.where(self.temperature >= _TINY, self.temperature, 1.0).astype(jnp.float32)
+        # -inf - -inf would be NaN: a token that cannot occur has weight 0 whatever the peak.
+        return jnp.exp(jnp.where(logit == -jnp.inf, -jnp.inf, (logit - peak) / kelvin))
+
+    def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
+        """Turn logits of a visited row into probabilities.
+
+        Bad values stay visible: the entries are NaN for a row with NaN or +inf in it and for a
+        bad temperature; a row of nothing but -inf has no mass.
+        """
+        sampled = self._exponential(raw.astype(jnp.float32), norm.peak)
+        # Only a row of nothing but -inf has mass 0: its entries are then 0, not 0 / 0.
+        sampled /= jnp.where(norm.mass == 0, 1.0, norm.mass)
+        greedy = jnp.where((tokens == norm.greedy) & (norm.peak > -jnp.inf), 1.0, 0.0)
+        greedy = jnp.where(norm.peak < jnp.inf, greedy, jnp.nan)
+        cold = (self.temperature >= 0) & (self.temperature < _TINY)
+        bad = ~(self.temperature >= 0) | ~(self.temperature < jnp.inf)
+        return jnp.where(bad, jnp.nan, jnp.where(cold, greedy, sampled))
+
+    def check(self, name: str, is_used: jax.Array) -> None:
+        """Check the temperature and that used logits are finite or -inf, one at least finite."""
+        kelvin = self.temperature
+        check_all(
+            (kelvin >= 0) & (kelvin < jnp.inf),
+            name + " temperature is {value}: it must be finite and at least 0",
+            value=kelvin,
+        )
+        rows = window(self, is_used.shape[0]).astype(jnp.float32)
+        check_all(
+            ~is_used[:, None] | (rows < jnp.inf),
+            name + " row {i0}: logit {i1} is {value}: only finite logits and -inf are allowed",
+            value=rows,
+        )
+        peak = rows.max(axis=1)
+        check_all(
+            ~is_used | (peak > -jnp.inf),
+            name + " row {i0}: every logit is -inf, so the row has no mass",
+        )

@@ -1,0 +1,389 @@
+"""Candidates and how they were drawn.
+
+How the candidates of a tree were drawn is a type, because the accept test needs the law a candidate
+was drawn from, and a recorded row that is not that law is the most common real fault in this field.
+
+While a node's candidates are tested, what is left of its target row is described by a few scalars
+(`Remainder`); the row itself is never built. What differs between the kinds of proposal are the
+short methods here, so that the walks over the tree hold no case distinctions. In the letters of the
+design: the weight `a` and row `r` of a node are
+
+    a r(y) = relu((weight p(y) - first q(y)) - more q(y) - flat) / scale      (0 where removed)
+
+which is closed under rejection because relu(relu(r) - c) = relu(r - c) for c >= 0.
+"""
+
+from typing import ClassVar, Protocol, TypeAlias
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxspec.checks import record
+from jaxspec.logits import Logits
+from jaxspec.rows import Probabilities, draw_token, positive
+from jaxspec.trees import Tree, assert_tree, chain, check_tree
+
+Rows: TypeAlias = jax.Array | Probabilities | Logits
+"""What a verifier takes as rows: probabilities [R, V], or a record of `Probabilities` or `Logits`."""
+
+
+@record
+class Remainder:
+    """What is left of one node's target row after the candidates rejected so far.
+
+    Attributes:
+      weight: float32 [], the prefix weight `a` the node was entered with.
+      first: float32 [], multiple of the draft row subtracted by the first rejection. It is kept
+        apart from `more`, since their sum would cancel where p is close to q.
+      more: float32 [], multiple of the draft row subtracted by later rejections.
+      flat: float32 [], subtracted from every token once a draft's support is exhausted.
+      scale: float32 [], divisor of the row.
+      mass: float32 [], sum of the undivided row, so that `a` is now mass / scale.
+      pool: float32 [], draft mass not drawn yet.
+      removed: bool [C], which siblings are gone from the row for good.
+    """
+
+    weight: jax.Array  # []
+    first: jax.Array  # []
+    more: jax.Array  # []
+    flat: jax.Array  # []
+    scale: jax.Array  # []
+    mass: jax.Array  # []
+    pool: jax.Array  # []
+    removed: jax.Array  # [C]
+
+    @property
+    def is_whole(self) -> jax.Array:
+        """Whether nothing was subtracted or removed: the row is the target row."""
+        untouched = (self.first == 0) & (self.more == 0) & (self.flat == 0)
+        return untouched & ~jnp.any(self.removed)
+
+    def subtract(self, step: jax.Array) -> "Remainder":
+        """Subtract a multiple of the draft row."""
+        is_first = self.first == 0
+        return self.replace(
+            first=jnp.where(is_first, step, self.first),
+            more=jnp.where(is_first, self.more, self.more + step),
+        )
+
+    def remove(self, sibling: jax.Array) -> "Remainder":
+        """Remove the token of a sibling from the row."""
+        return self.replace(removed=self.removed | (jnp.arange(self.removed.shape[0]) == sibling))
+
+
+def whole_row(weight: jax.Array, num_siblings: int) -> Remainder:
+    """Describe a target row that nothing was subtracted from, entered with prefix weight `a`."""
+    zero, one = jnp.float32(0), jnp.float32(1)
+    return Remainder(
+        weight=weight,
+        first=zero,
+        more=zero,
+        flat=zero,
+        scale=one,
+        mass=weight,
+        pool=one,
+        removed=jnp.zeros(num_siblings, bool),
+    )
+
+
+class Proposal(Protocol):
+    """The candidates of a tree together with the law they were drawn from.
+
+    A new kind of draft is a new record with these methods.
+
+    Attributes:
+      tree: the candidates.
+      draft_rows: the draft rows, by parent; None where the candidates are point masses.
+      distinct_siblings: whether two siblings may not hold one token.
+      is_measured: whether the mass left after a rejection must be summed over the row.
+    """
+
+    tree: Tree
+    distinct_siblings: ClassVar[bool]
+    is_measured: ClassVar[bool]
+
+    @property
+    def draft_rows(self) -> Rows | None:
+        """Draft rows by parent."""
+
+    def share(self, left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return (top, bottom): the candidate was drawn with probability top / bottom."""
+
+    def could_draw(self, left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Tell whether the draft could have drawn this candidate."""
+
+    def row(
+        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
+    ) -> jax.Array:
+        """Return the undivided row `scale a r` at some tokens."""
+
+    def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Return `scale s` at some tokens: the draft's law times the scale."""
+
+    def reject(self, left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
+        """Describe the row after a candidate of undivided weight `w_at` was rejected.
+
+        Where `is_measured`, the scale, mass and pool are left for the caller to sum.
+        """
+
+    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+        """Draw the siblings below one parent."""
+
+
+@record
+class PointMass:
+    """Candidates chosen by any rule that looks at nothing but the past (top-k, n-gram, lookup).
+
+    A fixed candidate x is a point mass, not a sample of the row it was picked from: x is accepted
+    with the probability that is left for it, then removed. Lossless for any candidates.
+
+    Attributes:
+      tree: the candidates. A repeated sibling is never accepted and changes nothing.
+    """
+
+    tree: Tree
+
+    distinct_siblings: ClassVar[bool] = True
+    is_measured: ClassVar[bool] = False
+
+    @property
+    def draft_rows(self) -> None:
+        """No draft row takes part."""
+        return None
+
+    def share(self, left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return 1 / 1: the candidate was certain."""
+        del left, q_at
+        return jnp.float32(1), jnp.float32(1)
+
+    def could_draw(self, left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Return True: any token may be proposed."""
+        del left, q_at
+        return jnp.ones_like(is_removed)
+
+    def row(
+        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
+    ) -> jax.Array:
+        """Return `weight p`, 0 where removed."""
+        del q
+        return jnp.where(is_removed, 0.0, positive(left.weight * p))
+
+    def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Return 0: off the candidate a point mass has no share, and its own is in closed form."""
+        del left, is_removed
+        return jnp.zeros_like(q)
+
+    def reject(self, left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
+        """Take the candidate's weight off; no row is read (a rejection implies mass > w_at)."""
+        return left.replace(scale=left.scale - w_at, mass=left.mass - w_at).remove(sibling)
+
+    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+        """Take the tokens of greatest draft probability, the lowest first among equals.
+
+        Args:
+          pairs: float32 [C, 2], not read: nothing is drawn.
+          draft_row: float [V], the draft row.
+
+        Returns:
+          int32 [C].
+        """
+        return jax.lax.top_k(draft_row, pairs.shape[0])[1].astype(jnp.int32)
+
+
+@record
+class WithReplacement:
+    """Candidates drawn independently, each from its parent's draft row.
+
+    On a single path this is the usual sampled draft.
+
+    Attributes:
+      tree: the candidates. Siblings stand in the order they were drawn in; none is dropped, sorted
+        or merged by looking at its token.
+      draft_rows: [N - 1, V] or [N, V], row n is the law that the children of node n were drawn
+        from, exactly. Rows of leaves are never read, so a path of T tokens needs T of them.
+    """
+
+    tree: Tree
+    draft_rows: Rows  # [N - 1, V] or [N, V]
+
+    distinct_siblings: ClassVar[bool] = False
+    is_measured: ClassVar[bool] = True
+
+    def share(self, left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return q(x) / 1."""
+        del left
+        return q_at, jnp.float32(1)
+
+    def could_draw(self, left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Tell whether q(x) > 0."""
+        del left, is_removed
+        return q_at > 0
+
+    def row(
+        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
+    ) -> jax.Array:
+        """Return relu((weight p - first q) - more q)."""
+        del is_removed
+        # A whole row must not depend on a draft row that may not even be there (a leaf's).
+        q = jnp.where(left.is_whole, 0.0, q)
+        return positive((left.weight * p - left.first * q) - left.more * q)
+
+    def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Return scale q."""
+        del is_removed
+        return left.scale * q
+
+    def reject(self, left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
+        """Subtract scale q."""
+        del w_at, sibling
+        return left.subtract(left.scale)
+
+    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+        """Draw siblings one by one, each from the whole row.
+
+        Args:
+          pairs: float32 [C, 2] in [0, 1), a pair for each sibling.
+          draft_row: float [V], probabilities.
+
+        Returns:
+          int32 [C], in the order drawn.
+        """
+        return jax.vmap(draw_token, in_axes=(0, None))(pairs, draft_row)
+
+
+@record
+class WithoutReplacement:
+    """Candidates drawn from their parent's draft row with earlier siblings removed.
+
+    Once the row's support is exhausted, further siblings are uniform over the tokens not drawn yet.
+    Gumbel top-k, in the order of the perturbed logits, draws from this law.
+
+    Attributes:
+      tree: the candidates, as for `WithReplacement`; siblings are distinct.
+      draft_rows: [N - 1, V] or [N, V], row n is the row of node n before any was removed.
+    """
+
+    tree: Tree
+    draft_rows: Rows  # [N - 1, V] or [N, V]
+
+    distinct_siblings: ClassVar[bool] = True
+    is_measured: ClassVar[bool] = True
+
+    def share(self, left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return q(x) / pool, or 1 / (tokens not drawn yet) once the support is exhausted."""
+        is_exhausted = left.pool <= 0
+        drawn = jnp.sum(left.removed, dtype=jnp.float32)
+        others = jnp.float32(_vocab(self.draft_rows)) - drawn
+        return jnp.where(is_exhausted, 1.0, q_at), jnp.where(is_exhausted, others, left.pool)
+
+    def could_draw(self, left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Tell whether x is new and q(x) > 0, or new and the support exhausted."""
+        return ~is_removed & ((q_at > 0) | (left.pool <= 0))
+
+    def row(
+        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
+    ) -> jax.Array:
+        """Return relu((weight p - first q) - more q - flat), 0 where removed."""
+        q = jnp.where(left.is_whole, 0.0, q)  # as in WithReplacement.row
+        kept = positive((left.weight * p - left.first * q) - left.more * q - left.flat)
+        return jnp.where(is_removed, 0.0, kept)
+
+    def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
+        """Return scale s, 0 where removed."""
+        top, bottom = self.share(left, q)
+        return jnp.where(is_removed, 0.0, left.scale / bottom * top)
+
+    def reject(self, left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
+        """Subtract scale s and remove the candidate from further drafts."""
+        del w_at
+        _, bottom = self.share(left, jnp.float32(0))
+        step = left.scale / bottom
+        sampled = left.subtract(step)
+        spread = left.replace(flat=left.flat + step)
+        is_exhausted = left.pool <= 0
+        return jax.tree.map(lambda a, b: jnp.where(is_exhausted, a, b), spread, sampled).remove(
+            sibling
+        )
+
+    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+        """Draw siblings one by one, each from what earlier ones left of the row.
+
+        Args:
+          pairs: float32 [C, 2] in [0, 1), a pair for each sibling; C <= V.
+          draft_row: float [V], probabilities.
+
+        Returns:
+          int32 [C], distinct, in the order drawn.
+        """
+        chex.assert_axis_dimension_gteq(draft_row, 0, pairs.shape[0])
+
+        def step(is_left: jax.Array, pair: jax.Array) -> tuple[jax.Array, jax.Array]:
+            pool = jnp.where(is_left, draft_row.astype(jnp.float32), 0.0)
+            uniform = jnp.where(is_left, 1.0, 0.0)
+            token = draw_token(pair, jnp.where(jnp.all(pool <= 0), uniform, pool))
+            return is_left & (jnp.arange(is_left.shape[0]) != token), token
+
+        return jax.lax.scan(step, jnp.ones(draft_row.shape, bool), pairs)[1]
+
+
+def sampled_path(
+    tokens: jax.Array, draft_rows: Rows, num_drafted: jax.Array | int | None = None
+) -> WithReplacement:
+    """Record a single path of sampled tokens with the rows they were drawn from.
+
+    Args:
+      tokens: int32 [T], each drawn from its draft row.
+      draft_rows: [T, V], row t is exactly the law that token t was drawn from: after temperature and
+        filters, in the precision that was sampled.
+      num_drafted: int32 [], how many tokens count, 0 to T. Default T.
+
+    >>> import jax.numpy as jnp
+    >>> path = sampled_path(jnp.array([1, 0]), jnp.array([[0.5, 0.5], [0.5, 0.5]]))
+    >>> path.tree.max_depth
+    2
+    """
+    return WithReplacement(tree=chain(tokens, num_drafted), draft_rows=draft_rows)
+
+
+def as_source(rows: Rows) -> Probabilities | Logits:
+    """Take an array of probabilities [R, V] as the row source it stands for."""
+    return rows if isinstance(rows, Probabilities | Logits) else Probabilities(values=rows)
+
+
+def _vocab(rows: Rows) -> int:
+    return as_source(rows).values.shape[-1]
+
+
+def assert_proposal(proposal: Proposal, target_rows: Rows) -> None:
+    """Assert the static shapes and dtypes of a proposal and of the rows that verify it."""
+    assert_tree(proposal.tree)
+    nodes = proposal.tree.max_nodes
+    _assert_rows("target", as_source(target_rows), (nodes,))
+    if proposal.draft_rows is not None:
+        _assert_rows("draft", as_source(proposal.draft_rows), (nodes - 1, nodes))
+        chex.assert_equal(_vocab(proposal.draft_rows), _vocab(target_rows))
+
+
+def _assert_rows(name: str, source: Probabilities | Logits, counts: tuple[int, ...]) -> None:
+    chex.assert_rank(source.values, 2)
+    chex.assert_type(source.values, float)
+    if source.first is None and source.values.shape[0] not in counts:
+        raise AssertionError(
+            f"{name} rows: {source.values.shape[0]} of them, wanted {' or '.join(map(str, counts))}"
+            " (one for each node, the root's first)"
+        )
+    if source.first is not None:
+        chex.assert_rank(source.first, 0)
+        chex.assert_type(source.first, int)
+    if isinstance(source, Logits):
+        chex.assert_rank(source.temperature, 0)
+
+
+def check_proposal(proposal: Proposal, target_rows: Rows) -> None:
+    """Check the values of a proposal and of the rows that verify it, under a trace."""
+    tree = proposal.tree
+    check_tree(tree, _vocab(target_rows), distinct_siblings=proposal.distinct_siblings)
+    as_source(target_rows).check("target", jnp.arange(tree.max_nodes) < tree.num_nodes)
+    if proposal.draft_rows is not None:
+        as_source(proposal.draft_rows).check("draft", tree.children[:-1, 0] >= 0)

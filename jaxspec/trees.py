@@ -1,0 +1,259 @@
+"""A tree of candidates as arrays.
+
+Node 0 is the root: the last committed token. Parents stand before their children, and siblings are
+ordered by node number, which is the order they are tested in. Capacities (nodes, children of a node,
+depth) are read off the shapes, so trees of one capacity share one compiled program.
+"""
+
+from collections.abc import Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checks import TreeError, check_all, record
+
+ROOT = 0
+NONE = -1
+"""Padding: the parent of the root, a child slot or node that is not there, a token not emitted."""
+
+
+@record
+class Tree:
+    """Candidates by parent.
+
+    Attributes:
+      tokens: int32 [N], the candidate at each node; entry 0 is the last committed token, which no
+        verifier reads (-1 if it is not known). -1 on padding.
+      parents: int32 [N], node number of the parent; -1 for the root and on padding.
+      children: int32 [N, C], node numbers of the children in the order they are tested, then -1.
+      level_sizes: int32 [D + 1], nodes at each depth; `level_sizes[0] == 1`. Padded nodes stand
+        after the real ones and count nowhere.
+    """
+
+    tokens: jax.Array  # [N]
+    parents: jax.Array  # [N]
+    children: jax.Array  # [N, C]
+    level_sizes: jax.Array  # [D + 1]
+
+    @property
+    def max_nodes(self) -> int:
+        """N, the root and padding counted."""
+        return self.parents.shape[-1]
+
+    @property
+    def max_children(self) -> int:
+        """C, child slots of a node."""
+        return self.children.shape[-1]
+
+    @property
+    def max_depth(self) -> int:
+        """D, the greatest depth there is room for."""
+        return self.level_sizes.shape[-1] - 1
+
+    @property
+    def num_nodes(self) -> jax.Array:
+        """Nodes that are not padding, the root counted."""
+        return self.level_sizes.sum(axis=-1)
+
+
+def make_tree(
+    tokens: Sequence[int] | np.ndarray,
+    parents: Sequence[int] | np.ndarray,
+    *,
+    max_nodes: int | None = None,
+    max_children: int | None = None,
+    max_depth: int | None = None,
+    distinct_siblings: bool = True,
+) -> Tree:
+    """Build a tree on the host from the token and the parent of each node.
+
+    Args:
+      tokens: int [n], candidate tokens; `tokens[0]` is the last committed token, or -1.
+      parents: int [n], `parents[0] == -1`; every other parent stands before its child.
+      max_nodes: capacity N, default n.
+      max_children: capacity C, default the greatest number of siblings (at least 1).
+      max_depth: capacity D, default the depth of the tree.
+      distinct_siblings: refuse two siblings with one token, as point masses and drafts without
+        replacement need. Siblings drawn with replacement may repeat.
+
+    Raises:
+      TreeError: naming the node and the value.
+
+    >>> tree = make_tree([-1, 5, 7, 2], [-1, 0, 0, 1])
+    >>> tree.children.tolist()
+    [[1, 2], [3, -1], [-1, -1], [-1, -1]]
+    >>> tree.level_sizes.tolist()
+    [1, 2, 1]
+    """
+    tokens = np.asarray(tokens)
+    parents = np.asarray(parents)
+    for name, values in (("tokens", tokens), ("parents", parents)):
+        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+            raise TreeError(f"{name} must be a list of integers, got {values!r}")
+    if len(tokens) != len(parents) or len(parents) == 0:
+        raise TreeError(
+            f"a tree needs one token and one parent for each node, at least the root: got "
+            f"{len(tokens)} tokens and {len(parents)} parents"
+        )
+    if parents[0] != NONE:
+        raise TreeError(f"node 0 is the root: its parent must be -1, not {parents[0]}")
+    children: list[list[int]] = [[] for _ in parents]
+    depths = [0] * len(parents)
+    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        if node == 0:
+            continue
+        if not 0 <= parent < node:
+            raise TreeError(f"node {node}: parent {parent} must be a node before it")
+        if not 0 <= token < 2**31:
+            raise TreeError(f"node {node}: token {token} must be a non-negative int32")
+        twins = [other for other in children[parent] if tokens[other] == token]
+        if distinct_siblings and twins:
+            raise TreeError(f"nodes {twins[0]} and {node}: siblings with one token, {token}")
+        children[parent].append(node)
+        depths[node] = depths[parent] + 1
+
+    def capacity(name: str, used: int, wanted: int | None) -> int:
+        if wanted is not None and wanted < used:
+            raise TreeError(f"{name}={wanted} is too small: this tree needs {used}")
+        return used if wanted is None else wanted
+
+    max_nodes = capacity("max_nodes", len(parents), max_nodes)
+    max_children = capacity("max_children", max(1, *map(len, children)), max_children)
+    max_depth = capacity("max_depth", max(depths), max_depth)
+    slots = np.full((max_nodes, max_children), NONE, np.int32)
+    for node, below in enumerate(children):
+        slots[node, : len(below)] = below
+    padding = (0, max_nodes - len(parents))
+    return Tree(
+        tokens=jnp.asarray(np.pad(tokens, padding, constant_values=NONE), jnp.int32),
+        parents=jnp.asarray(np.pad(parents, padding, constant_values=NONE), jnp.int32),
+        children=jnp.asarray(slots),
+        level_sizes=jnp.asarray(np.bincount(depths, minlength=max_depth + 1), jnp.int32),
+    )
+
+
+def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree:
+    """Build the tree of a single path; works under `jit` and `vmap`.
+
+    Args:
+      tokens: int32 [T], the drafted tokens in order.
+      num_drafted: int32 [], how many of them count; the rest is padding. Default T.
+
+    Returns:
+      A tree with N = T + 1, C = 1, D = T: node i + 1 is the i-th drafted token.
+
+    >>> import jax.numpy as jnp
+    >>> chain(jnp.array([5, 7, 2]), num_drafted=2).parents.tolist()
+    [-1, 0, 1, -1]
+    """
+    chex.assert_rank(tokens, 1)
+    chex.assert_type(tokens, int)
+    num_tokens = tokens.shape[0]
+    length = jnp.asarray(num_tokens if num_drafted is None else num_drafted, jnp.int32)
+    chex.assert_rank(length, 0)
+    nodes = jnp.arange(num_tokens + 1, dtype=jnp.int32)
+    is_node = nodes <= length
+    nowhere = jnp.full((1,), NONE, jnp.int32)
+    return Tree(
+        tokens=jnp.where(is_node, jnp.concatenate([nowhere, tokens.astype(jnp.int32)]), NONE),
+        parents=jnp.where(is_node, nodes - 1, NONE),
+        children=jnp.where(nodes < jnp.minimum(length, num_tokens), nodes + 1, NONE)[:, None],
+        level_sizes=jnp.where(is_node, 1, 0),
+    )
+
+
+def assert_tree(tree: Tree) -> None:
+    """Assert the static shapes and dtypes of a tree."""
+    chex.assert_rank([tree.tokens, tree.parents, tree.level_sizes, tree.children], [1, 1, 1, 2])
+    chex.assert_equal_shape_prefix([tree.tokens, tree.parents, tree.children], 1)
+    chex.assert_type([tree.tokens, tree.parents, tree.level_sizes, tree.children], jnp.int32)
+    chex.assert_axis_dimension_gt(tree.level_sizes, 0, 0)
+    chex.assert_axis_dimension_gt(tree.children, 1, 0)
+
+
+def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
+    """Check under a trace: topology, padding, tokens in range, distinct siblings where needed."""
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
+    count = tree.num_nodes
+    is_node = nodes < count
+    below_root = is_node & (nodes > ROOT)
+    check_all(
+        jnp.abs(count * 2 - 1 - tree.max_nodes) <= tree.max_nodes - 1,
+        "the tree counts {count} nodes: it must be from 1 to " + str(tree.max_nodes),
+        count=count,
+    )
+    check_all(
+        ~below_root | ((tree.parents >= 0) & (tree.parents < nodes)),
+        "node {i0}: parent {parent} does not stand before it",
+        parent=tree.parents,
+    )
+    check_all(
+        below_root | (tree.parents == NONE),
+        "node {i0} is the root or padding: its parent must be -1, not {parent}",
+        parent=tree.parents,
+    )
+    check_all(
+        ~below_root | ((tree.tokens >= 0) & (tree.tokens < vocab)),
+        "node {i0}: token {token} is outside the vocabulary of " + str(vocab),
+        token=tree.tokens,
+    )
+    check_all(
+        is_node | (tree.tokens == NONE),
+        "node {i0} is padding: its token must be -1, not {token}",
+        token=tree.tokens,
+    )
+    check_all(
+        tree.level_sizes == _level_sizes(tree, below_root),
+        "depth {i0}: level_sizes says {size} nodes, the parents say {real}",
+        size=tree.level_sizes,
+        real=_level_sizes(tree, below_root),
+    )
+    expected = _child_slots(tree, below_root)
+    check_all(
+        tree.children == expected,
+        "node {i0}: child slot {i1} holds {child}, the parents say {expected}",
+        child=tree.children,
+        expected=expected,
+    )
+    if distinct_siblings:
+        same = (tree.tokens[:, None] == tree.tokens) & (tree.parents[:, None] == tree.parents)
+        same &= below_root[:, None] & below_root & (nodes[:, None] > nodes)
+        check_all(
+            ~same,
+            "nodes {i1} and {i0}: siblings with one token, {token}",
+            token=jnp.broadcast_to(tree.tokens[:, None], same.shape),
+        )
+
+
+def node_depths(tree: Tree) -> jax.Array:
+    """Return the depth of every node, int32 [N]: 0 for the root, -1 on padding."""
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
+    above = jnp.where(nodes == ROOT, NONE, jnp.clip(tree.parents, NONE, tree.max_nodes - 1))
+    is_node = (nodes == ROOT) | (above >= 0)
+    depths = jnp.where(is_node, 0, NONE)
+
+    def climb(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        depths, at = state
+        return depths + jnp.where(at > ROOT, 1, 0), jnp.where(at > ROOT, above[at], at)
+
+    depths, at = jax.lax.fori_loop(0, tree.max_nodes, climb, (depths, jnp.where(is_node, nodes, 0)))
+    del at
+    return depths
+
+
+def _level_sizes(tree: Tree, below_root: jax.Array) -> jax.Array:
+    """Count the nodes at each depth from the parents."""
+    counted = below_root | (jnp.arange(tree.max_nodes) == ROOT)
+    levels = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
+    return jnp.sum((node_depths(tree) == levels[:, None]) & counted, axis=1, dtype=jnp.int32)
+
+
+def _child_slots(tree: Tree, below_root: jax.Array) -> jax.Array:
+    """Derive the child slots from the parents; a child beyond the last slot is dropped."""
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
+    siblings = (tree.parents[:, None] == tree.parents) & below_root[:, None] & below_root
+    rank = jnp.sum(siblings & (nodes < nodes[:, None]), axis=1)
+    parent = jnp.where(below_root, tree.parents, tree.max_nodes)
+    return jnp.full_like(tree.children, NONE).at[parent, rank].set(nodes, mode="drop")

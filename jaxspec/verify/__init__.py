@@ -1,0 +1,21 @@
+"""Which drafted tokens the target keeps."""
+
+from jaxspec.verify.bottom_up import verify_block, verify_bottom_up
+from jaxspec.verify.checked import Verifier, checked, strict
+from jaxspec.verify.registry import RULES, Rule
+from jaxspec.verify.top_down import verify_path, verify_tree
+from jaxspec.verify.verdict import Status, Verdict
+
+__all__ = (
+    "RULES",
+    "Rule",
+    "Status",
+    "Verdict",
+    "Verifier",
+    "checked",
+    "strict",
+    "verify_block",
+    "verify_bottom_up",
+    "verify_path",
+    "verify_tree",
+)

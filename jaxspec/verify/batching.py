@@ -1,0 +1,115 @@
+"""The user's plain `vmap`, made fast: a batch is a batch of offsets into one slab of rows.
+
+A slab of rows that is mapped over would be copied, row by row, for each sequence. So a verifier
+under `vmap` sees the slabs of the whole batch, laid end to end, and the index of its own first row.
+On CPU the sequences then run one after the other, each touching only the rows it visits; on other
+platforms they run side by side.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jaxspec.draws import Draws
+from jaxspec.logits import Logits
+from jaxspec.proposals import Proposal, Rows, as_source
+from jaxspec.rows import Probabilities
+from jaxspec.verify.verdict import Verdict
+
+SMALL_VOCABULARY = 4096
+"""Below this many tokens a batch runs side by side on every platform: rows are cheap."""
+
+Walk = Callable[..., Verdict]
+
+
+def run(
+    walk: Walk,
+    draws: Draws,
+    proposal: Proposal,
+    target_rows: Rows,
+    bonus: jax.Array | bool,
+) -> Verdict:
+    """Run a walk such that it is fast alone and under `vmap`."""
+    chex.assert_rank([draws.accept, draws.final], 1)
+    chex.assert_shape(draws.final, (2,))
+    chex.assert_type([draws.accept, draws.final], jnp.float32)
+    bonus = jnp.asarray(bonus)
+    chex.assert_rank(bonus, 0)
+    chex.assert_type(bonus, bool)
+    target = as_source(target_rows)
+    if target.values.shape[1] < SMALL_VOCABULARY:
+        return walk(draws, proposal, target, bonus, spans=False)
+    target, target_slab = _take_slab(target)
+    slabs = {"target": target_slab}
+    if proposal.draft_rows is not None:
+        draft, slabs["draft"] = _take_slab(as_source(proposal.draft_rows))
+        proposal = proposal.replace(draft_rows=draft)
+    return _walk_slabs(walk)(slabs, (draws, proposal, target, bonus))
+
+
+def _take_slab(source: Probabilities | Logits) -> tuple[Probabilities | Logits, jax.Array]:
+    """Split a row source into what is small and its slab."""
+    first = jnp.int32(0) if source.first is None else source.first
+    return source.replace(values=jnp.zeros((), source.values.dtype), first=first), source.values
+
+
+def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
+    """Make the walk over slabs and offsets, with its own rule for `vmap`."""
+
+    def body(slabs: dict[str, jax.Array], small: Any, *, spans: bool) -> Verdict:
+        draws, proposal, target, bonus = small
+        if "draft" in slabs:
+            draft = proposal.draft_rows.replace(values=slabs["draft"])
+            proposal = proposal.replace(draft_rows=draft)
+        target = target.replace(values=slabs["target"])
+        return walk(draws, proposal, target, bonus, spans=spans)
+
+    @custom_vmap
+    def one(slabs: dict[str, jax.Array], small: Any) -> Verdict:
+        return lax.platform_dependent(
+            slabs, small, cpu=partial(body, spans=True), default=partial(body, spans=False)
+        )
+
+    @one.def_vmap
+    def many(
+        axis_size: int, is_batched: tuple[Any, Any], slabs: dict[str, jax.Array], small: Any
+    ) -> tuple[Verdict, Any]:
+        slabs_batched, small_batched = is_batched
+        small = jax.tree.map(
+            lambda x, is_mapped: (
+                x if is_mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+            ),
+            small,
+            small_batched,
+        )
+        draws, proposal, target, bonus = small
+        flat = dict(slabs)
+        offsets = {}
+        for name, slab in slabs.items():
+            offsets[name] = jnp.zeros(axis_size, jnp.int32)
+            if slabs_batched[name]:
+                flat[name] = slab.reshape(-1, slab.shape[-1])
+                offsets[name] = jnp.arange(axis_size, dtype=jnp.int32) * slab.shape[1]
+        target = target.replace(first=target.first + offsets["target"])
+        if "draft" in slabs:
+            draft = proposal.draft_rows
+            draft = draft.replace(first=draft.first + offsets["draft"])
+            proposal = proposal.replace(draft_rows=draft)
+        small = (draws, proposal, target, bonus)
+
+        def in_turn(flat: dict[str, jax.Array], small: Any) -> Verdict:
+            return lax.map(lambda one_small: one(flat, one_small), small)
+
+        def side_by_side(flat: dict[str, jax.Array], small: Any) -> Verdict:
+            return jax.vmap(partial(body, spans=False), in_axes=(None, 0))(flat, small)
+
+        verdict = lax.platform_dependent(flat, small, cpu=in_turn, default=side_by_side)
+        return verdict, jax.tree.map(lambda _: True, verdict)
+
+    return one

@@ -1,0 +1,233 @@
+"""Bottom-up verification: from the deepest candidate back, keep the longest that passes.
+
+The prefix weight `a` is carried down and every rejected child updates its parent, so a candidate
+that a token-wise rule would reject can still be kept for the sake of what follows it.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.checks import record
+from jaxspec.draws import Draws
+from jaxspec.logits import Logits
+from jaxspec.proposals import Proposal, Remainder, Rows, assert_proposal, whole_row
+from jaxspec.rows import Probabilities, is_uniform
+from jaxspec.verify.batching import run
+from jaxspec.verify.kernel import Node, Site, choose, flag, when
+from jaxspec.verify.top_down import assert_path
+from jaxspec.verify.verdict import Status, Verdict
+
+
+@record
+class _Frame:
+    """One node on the way from the root to where the walk stands."""
+
+    site: Site
+    rank: jax.Array  # [] child to be entered next
+    left: Remainder
+    is_lost: jax.Array  # [] an entry read below this node is not finite
+
+
+@record
+class _Walk:
+    frames: _Frame  # every field with a leading [D + 1]
+    depth: jax.Array  # []
+    status: jax.Array  # []
+    is_done: jax.Array  # []
+    is_failed: jax.Array  # [] nothing can be decided any more
+
+
+def bottom_up(
+    draws: Draws,
+    proposal: Proposal,
+    target: Probabilities | Logits,
+    bonus: jax.Array,
+    *,
+    spans: bool,
+) -> Verdict:
+    """Walk the tree in post-order; see `verify_block`."""
+    nodes = Node(proposal, target, draws, spans=spans)
+    tree = proposal.tree
+
+    def enter(node: jax.Array, weight: jax.Array) -> _Frame:
+        return _Frame(
+            site=nodes.visit(node, jnp.ones((), bool), bonus=bonus),
+            rank=jnp.int32(0),
+            left=whole_row(weight, tree.max_children),
+            is_lost=jnp.zeros((), bool),
+        )
+
+    root = enter(jnp.int32(0), jnp.float32(1))
+    start = _Walk(
+        frames=jax.tree.map(lambda x: jnp.broadcast_to(x, (tree.max_depth + 1, *x.shape)), root),
+        depth=jnp.int32(0),
+        status=jnp.int32(0),
+        is_done=jnp.zeros((), bool),
+        is_failed=jnp.zeros((), bool),
+    )
+
+    def step(walk: _Walk) -> _Walk:
+        here = jax.tree.map(lambda x: x[walk.depth], walk.frames)
+        child = nodes.child(here.site.node, here.rank)
+        return choose(child >= 0, _descend(walk, here, child), _leave(walk, here))
+
+    def _descend(walk: _Walk, here: _Frame, child: jax.Array) -> _Walk:
+        """Enter the next child with its prefix weight, or skip it."""
+        has_child = child >= 0
+        child = jnp.maximum(child, 0)
+        test = nodes.test(here.site, here.left, child)
+        owed = test.top * here.left.scale
+        have = test.weight * test.bottom
+        weight = jnp.where(have < owed, have / owed, 1.0)
+        is_entered = has_child & test.is_possible
+        # Beyond an entry that is not finite nothing can be weighed: the tree is cut here.
+        width = jnp.int32(tree.max_children)
+        rank = jnp.where(test.is_finite, here.rank + 1, width)
+        stay = here.replace(
+            rank=jnp.where(test.is_possible, here.rank, rank),
+            is_lost=here.is_lost | ~test.is_finite,
+        )
+        below = when(is_entered, lambda: enter(child, weight))
+        depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
+        return walk.replace(
+            frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
+            depth=depth,
+            status=walk.status | test.status,
+        )
+
+    def _leave(walk: _Walk, here: _Frame) -> _Walk:
+        """Keep the node, or reject it and update its parent."""
+        is_root = walk.depth == 0
+        u = draws.accept[here.site.node]
+        bad_draw = ~is_root & ~is_uniform(u)
+        left = here.left
+        is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)
+        above_depth = jnp.maximum(walk.depth - 1, 0)
+        above = jax.tree.map(lambda x: x[above_depth], walk.frames)
+        is_rejected = (nodes.child(here.site.node, here.rank) < 0) & ~is_kept & ~bad_draw
+        # The weight the child was entered with is that of its last test, unchanged since.
+        weight = nodes.test(above.site, above.left, here.site.node).weight
+        after = proposal.reject(above.left, weight, above.rank)
+        lost = jnp.zeros((), bool)
+        if proposal.is_measured:
+            mass, missed, pool = when(
+                is_rejected, lambda: nodes.measure(above.site, above.left, after)
+            )
+            after = after.replace(scale=missed, mass=mass, pool=pool)
+            lost = is_rejected & ~(jnp.isfinite(mass) & jnp.isfinite(missed))
+        above = above.replace(left=after, rank=above.rank + 1)
+        return walk.replace(
+            frames=choose(is_kept, walk.frames, _put(walk.frames, above_depth, above)),
+            depth=jnp.where(is_kept, walk.depth, above_depth),
+            status=walk.status
+            | flag(bad_draw, Status.BAD_DRAW)
+            | flag(lost, Status.NON_FINITE_ROW),
+            is_done=is_kept | bad_draw | lost,
+            is_failed=bad_draw | lost,
+        )
+
+    walk = lax.while_loop(lambda walk: ~walk.is_done, step, start)
+    depth = jnp.where(walk.is_failed, 0, walk.depth)
+    last = jax.tree.map(lambda x: x[depth], walk.frames)
+    return nodes.conclude(
+        last.site,
+        last.left,
+        walk.frames.site.node,
+        depth,
+        walk.status,
+        bonus=bonus,
+        may_draw=~walk.is_failed & ~last.is_lost,
+    )
+
+
+def _put(frames: _Frame, depth: jax.Array, frame: _Frame) -> _Frame:
+    return jax.tree.map(lambda xs, x: xs.at[depth].set(x), frames, frame)
+
+
+@jax.jit
+def verify_block(
+    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+) -> Verdict:
+    """Verify a single path as a block: keep the longest prefix that passes, tested from the end.
+
+    With a_0 = 1 and a_i = min(1, a_{i-1} p(x_i) / q(x_i)), prefix i < T is kept with probability
+    Z_i / D_i, where Z_i = sum relu(a_i p_i - q_i) and D_i = sum relu(q_i - a_i p_i), and prefix T
+    with a_T; the longest kept one counts. A kept prefix i < T is followed by one token of
+    normalize(relu(a_i p_i - q_i)). On average at least as many tokens are accepted as by
+    `verify_path`, and no rule that leaves later targets alone accepts more.
+
+    Each rejected length costs one pass over its two rows.
+
+    Args:
+      draws: the uniforms; `accept` [T + 1], entry i tests prefix i (entry 0 is unused), `final` [2].
+      proposal: a path, as made by `jaxspec.sampled_path`.
+      target_rows: [T + 1, V], row t is the target's law after t drafted tokens.
+      bonus: bool [], emit one more token after a fully accepted path.
+
+    Returns:
+      The `Verdict`. A candidate outside its draft row's support cuts the path before it. Where a
+      used accept draw is bad, or a row that decides between lengths holds NaN, nothing is certain:
+      no token is accepted or emitted.
+
+    Raises:
+      AssertionError: a shape, rank or dtype is wrong, or the proposal branches.
+
+    Guarantee: lossless, if draws are not shared between rounds: the draws of tokens beyond the kept
+      prefix have been looked at, so the next round must not read them again.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxspec as js
+    >>> q, p = jnp.array([2 / 3, 1 / 3]), jnp.array([1 / 3, 2 / 3])
+    >>> path = js.sampled_path(jnp.array([1, 0]), draft_rows=jnp.stack([q, q]))
+    >>> draws = js.Draws(accept=jnp.array([0.0, 0.9, 0.6]), final=jnp.array([0.0, 0.5]))
+    >>> js.verify_block(draws, path, jnp.stack([p, p, p])).tokens.tolist()
+    [1, 1, -1]
+
+    References:
+      Sun et al., "Block Verification Accelerates Speculative Decoding", ICLR 2025, Algorithm 2.
+    """
+    assert_path(proposal)
+    return verify_bottom_up(draws, proposal, target_rows, bonus)
+
+
+@jax.jit
+def verify_bottom_up(
+    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+) -> Verdict:
+    """Verify a tree from its deepest candidates back (traversal verification).
+
+    Candidates are tested in post-order; each is entered with the prefix weight
+    a(x) = min(1, a(v) r_v(x) / s_v(x)) of its parent v as it is then, and a rejected one updates its
+    parent's weight and row. On a chain this is block verification.
+
+    Args:
+      draws: the uniforms; `accept` [N] by node, `final` [2].
+      proposal: the tree and how it was drawn.
+      target_rows: [N, V], row n is the target's law of the token after node n.
+      bonus: bool [], emit one more token after a fully accepted path.
+
+    Returns:
+      The `Verdict`, with the fallbacks of `verify_block`.
+
+    Raises:
+      AssertionError: a shape, rank or dtype is wrong.
+
+    Guarantee: lossless, if draws are not shared between rounds.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxspec as js
+    >>> tree = js.make_tree([-1, 0, 1], [-1, 0, 0])
+    >>> rows = jnp.full((3, 2), 0.5)
+    >>> proposal = js.WithoutReplacement(tree=tree, draft_rows=rows)
+    >>> draws = js.Draws(accept=jnp.array([0.0, 0.9, 0.9]), final=jnp.array([0.0, 0.0]))
+    >>> js.verify_bottom_up(draws, proposal, rows).tokens.tolist()
+    [0, -1]
+
+    References:
+      Weng et al., "Traversal Verification for Speculative Tree Decoding", NeurIPS 2025.
+    """
+    assert_proposal(proposal, target_rows)
+    chex.assert_shape(draws.accept, (proposal.tree.max_nodes,))
+    return run(bottom_up, draws, proposal, target_rows, bonus)

@@ -1,0 +1,201 @@
+"""Top-down verification: from the root, siblings in order, follow the first that is accepted.
+
+Each node on the way is entered with weight a = 1, so only candidates of visited nodes are tested.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.checks import record
+from jaxspec.draws import Draws
+from jaxspec.logits import Logits
+from jaxspec.proposals import Proposal, Remainder, Rows, assert_proposal, whole_row
+from jaxspec.rows import Probabilities, is_uniform
+from jaxspec.verify.batching import run
+from jaxspec.verify.kernel import Node, Site, accepts, choose, flag, when
+from jaxspec.verify.verdict import Status, Verdict
+
+
+@record
+class _Walk:
+    site: Site
+    rank: jax.Array  # [] sibling to be tested next
+    left: Remainder
+    depth: jax.Array  # []
+    path: jax.Array  # [D + 1]
+    status: jax.Array  # []
+    is_halted: jax.Array  # []
+
+
+def top_down(
+    draws: Draws,
+    proposal: Proposal,
+    target: Probabilities | Logits,
+    bonus: jax.Array,
+    *,
+    spans: bool,
+) -> Verdict:
+    """Walk the tree from the root; see `verify_tree`."""
+    nodes = Node(proposal, target, draws, spans=spans)
+    tree = proposal.tree
+    fresh = whole_row(jnp.float32(1), tree.max_children)
+    start = _Walk(
+        site=nodes.visit(jnp.int32(0), jnp.ones((), bool), bonus=bonus),
+        rank=jnp.int32(0),
+        left=fresh,
+        depth=jnp.int32(0),
+        path=jnp.zeros(tree.max_depth + 1, jnp.int32),
+        status=jnp.int32(0),
+        is_halted=jnp.zeros((), bool),
+    )
+
+    def is_open(walk: _Walk) -> jax.Array:
+        return ~walk.is_halted & (nodes.child(walk.site.node, walk.rank) >= 0)
+
+    def step(walk: _Walk) -> _Walk:
+        child = nodes.child(walk.site.node, walk.rank)
+        test = nodes.test(walk.site, walk.left, child)
+        u = draws.accept[child]
+        bad_draw = test.is_possible & ~is_uniform(u)
+        is_halted = ~test.is_finite | bad_draw
+        is_accepted = test.is_possible & ~is_halted & accepts(u, test, walk.left)
+        is_rejected = test.is_possible & ~is_halted & ~is_accepted
+        status = walk.status | test.status | flag(bad_draw, Status.BAD_DRAW)
+
+        after = proposal.reject(walk.left, test.weight, walk.rank)
+        if proposal.is_measured and tree.max_children > 1:
+            is_tested_again = is_rejected & (nodes.child(walk.site.node, walk.rank + 1) >= 0)
+            mass, _, pool = when(
+                is_tested_again, lambda: nodes.measure(walk.site, walk.left, after)
+            )
+            after = after.replace(scale=mass, mass=mass, pool=pool)
+            lost = is_tested_again & ~jnp.isfinite(mass)
+            status |= flag(lost, Status.NON_FINITE_ROW)
+            is_halted |= lost
+
+        depth = jnp.where(is_accepted, walk.depth + 1, walk.depth)
+        site = nodes.visit(child, is_accepted, bonus=bonus)
+        return _Walk(
+            site=choose(is_accepted, site, walk.site),
+            rank=jnp.where(is_accepted, 0, walk.rank + 1),
+            left=choose(is_accepted, fresh, choose(is_rejected, after, walk.left)),
+            depth=depth,
+            path=walk.path.at[depth].set(jnp.where(is_accepted, child, walk.path[depth])),
+            status=status,
+            is_halted=is_halted,
+        )
+
+    walk = lax.while_loop(is_open, step, start)
+    return nodes.conclude(
+        walk.site,
+        walk.left,
+        walk.path,
+        walk.depth,
+        walk.status,
+        bonus=bonus,
+        may_draw=~walk.is_halted,
+    )
+
+
+@jax.jit
+def verify_tree(
+    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+) -> Verdict:
+    """Verify a tree of candidates from the root down, siblings in order.
+
+    A sibling is accepted with the mass that is left for it and the walk follows it; a rejected one
+    is taken off the row, by the law it was drawn from. If none is accepted, one token is drawn from
+    what is left and ends the round; at a leaf the round ends, with `bonus` after one more token from
+    the leaf's row. A tree of the root alone emits one token of the target row.
+
+    The emitted tokens, completed with the target, have exactly the target's law: for point masses
+    whatever the candidates; for sampled ones if siblings stand in the order drawn and each draft
+    row is exactly the law its children were drawn from.
+
+    Args:
+      draws: the uniforms; `accept` [N], `final` [2].
+      proposal: the tree and how it was drawn, `PointMass`, `WithReplacement`, `WithoutReplacement`.
+      target_rows: [N, V], row n is the target's law of the token after node n; probabilities, or
+        `Logits` with a temperature.
+      bonus: bool [], emit one more token after a fully accepted path.
+
+    Returns:
+      The `Verdict`. Bad values never raise here: see `Status` and `jaxspec.checked`.
+
+    Raises:
+      AssertionError: a shape, rank or dtype is wrong.
+
+    Guarantee: lossless.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxspec as js
+    >>> proposal = js.PointMass(tree=js.make_tree([-1, 0, 1], [-1, 0, 0]))
+    >>> rows = jnp.array([[0.25, 0.75], [0.8, 0.2], [0.4, 0.6]])
+    >>> draws = js.Draws(accept=jnp.array([0.0, 0.3, 0.9]), final=jnp.array([0.0, 0.5]))
+    >>> js.verify_tree(draws, proposal, rows).tokens.tolist()
+    [1, -1]
+
+    References:
+      Point masses: Miao et al., "SpecInfer", ASPLOS 2024, with one-hot proposals; Li et al.,
+      "EAGLE-2", EMNLP 2024. With replacement: "SpecInfer", Algorithm 2 (multi-step speculative
+      sampling). Without: Jeon et al., "Recursive Speculative Decoding", 2024; Chen et al.,
+      "Sequoia", NeurIPS 2024.
+    """
+    assert_proposal(proposal, target_rows)
+    chex.assert_shape(draws.accept, (proposal.tree.max_nodes,))
+    return run(top_down, draws, proposal, target_rows, bonus)
+
+
+@jax.jit
+def verify_path(
+    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+) -> Verdict:
+    """Verify a single path token by token: Algorithm 1 of speculative sampling.
+
+    Token x_t, drawn from q_t, is accepted with probability min(1, p_t(x_t) / q_t(x_t)); the first
+    that is rejected is replaced by a token drawn from normalize(max(p_t - q_t, 0)), which ends the
+    round. After T accepted tokens the round ends; with `bonus` it ends after one more, drawn from
+    the last row.
+
+    Args:
+      draws: the uniforms; `accept` [T + 1] by node (entry 0, the root's, is unused), `final` [2].
+      proposal: a path, as made by `jaxspec.sampled_path`, or `PointMass` over `jaxspec.chain`.
+      target_rows: [T + 1, V], row t is the target's law after t drafted tokens.
+      bonus: bool [], emit one more token after a fully accepted path.
+
+    Returns:
+      The `Verdict`: at most T tokens, T + 1 with `bonus`.
+
+    Raises:
+      AssertionError: a shape, rank or dtype is wrong, or the proposal branches.
+
+    Guarantee: lossless.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxspec as js
+    >>> path = js.sampled_path(jnp.array([0]), draft_rows=jnp.array([[0.5, 0.5]]))
+    >>> rows = jnp.array([[0.25, 0.75], [0.5, 0.5]])
+    >>> draws = js.Draws(accept=jnp.array([0.0, 0.5]), final=jnp.array([0.0, 0.0]))
+    >>> verdict = js.verify_path(draws, path, rows)  # 0.5 * q(0) < p(0) fails: replaced
+    >>> verdict.tokens.tolist(), int(verdict.num_accepted)
+    ([1, -1], 0)
+
+    References:
+      Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023,
+      Algorithm 1; Chen et al., "Accelerating Large Language Model Decoding with Speculative
+      Sampling", 2023, Algorithm 2.
+    """
+    assert_path(proposal)
+    return verify_tree(draws, proposal, target_rows, bonus)
+
+
+def assert_path(proposal: Proposal) -> None:
+    """Assert that a proposal has room for a single path only."""
+    tree = proposal.tree
+    if (tree.max_children, tree.max_depth) != (1, tree.max_nodes - 1):
+        raise AssertionError(
+            f"a path has one child slot and a depth for each drafted token: this tree has "
+            f"{tree.max_nodes} nodes, {tree.max_children} child slots and depth {tree.max_depth}"
+        )

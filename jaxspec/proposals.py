@@ -113,9 +113,7 @@ class Proposal(Protocol):
     def could_draw(self, left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Tell whether the draft could have drawn this candidate."""
 
-    def row(
-        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
-    ) -> jax.Array:
+    def row(self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return the undivided row `scale a r` at some tokens."""
 
     def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
@@ -162,9 +160,7 @@ class PointMass:
         del left, q_at
         return jnp.ones_like(is_removed)
 
-    def row(
-        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
-    ) -> jax.Array:
+    def row(self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return `weight p`, 0 where removed."""
         del q
         return jnp.where(is_removed, 0.0, positive(left.weight * p))
@@ -220,9 +216,7 @@ class WithReplacement:
         del left, is_removed
         return q_at > 0
 
-    def row(
-        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
-    ) -> jax.Array:
+    def row(self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return relu((weight p - first q) - more q)."""
         del is_removed
         # A whole row must not depend on a draft row that may not even be there (a leaf's).
@@ -281,9 +275,7 @@ class WithoutReplacement:
         """Tell whether x is new and q(x) > 0, or new and the support exhausted."""
         return ~is_removed & ((q_at > 0) | (left.pool <= 0))
 
-    def row(
-        self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array
-    ) -> jax.Array:
+    def row(self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return relu((weight p - first q) - more q - flat), 0 where removed."""
         q = jnp.where(left.is_whole, 0.0, q)  # as in WithReplacement.row
         kept = positive((left.weight * p - left.first * q) - left.more * q - left.flat)

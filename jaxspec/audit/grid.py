@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.audit.instances import SINGLE_PATH, TWO_LEVEL_TREE, make_round
+from jaxspec.audit.instances import SINGLE_PATH, TWO_LEVEL_TREE
+from jaxspec.audit.rounds import make_round
 from jaxspec.draws import grid_chunks
 from jaxspec.verify import RULES
 
@@ -89,7 +90,7 @@ def single_path_counts(num: int = 100) -> list[int]:
 
     def outcome(u: jax.Array) -> jax.Array:
         middle = jnp.full(len(played.axes), 0.5, jnp.float32)
-        return played.play(middle.at[:2].set(u)).verdict.tokens[0]
+        return played.play(played.world, middle.at[:2].set(u)).verdict.tokens[0]
 
     return count_outcomes(outcome, (num, num), 2, progress=None).tolist()
 
@@ -110,7 +111,7 @@ def two_level_tree_counts(num: int = 100) -> list[int]:
     def outcome(u: jax.Array) -> jax.Array:
         middle = jnp.full(len(played.axes), 0.5, jnp.float32)
         draws = middle.at[first].set(u[0]).at[jnp.array(below)].set(u[1])
-        tokens = played.play(draws).verdict.tokens
+        tokens = played.play(played.world, draws).verdict.tokens
         return 2 * tokens[0] + tokens[1]
 
     return count_outcomes(outcome, (num, num), 4, progress=None).tolist()

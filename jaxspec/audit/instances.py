@@ -1,41 +1,14 @@
-"""Small worlds to prove rules in: target and draft rows by context, and how much is drafted.
-
-An instance plays whole rounds: it draws the candidates with the draft's own draws, looks up the rows
-of the contexts that came about, and calls the public jitted verifier. All of it is one function from
-a vector of uniforms to a verdict, which the grid and the law by search then count.
-"""
+"""Small worlds to prove rules in: target and draft rows by context, and how much is drafted."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from jaxspec.checks import record
-from jaxspec.draws import Draws
-from jaxspec.proposals import PointMass, Proposal
-from jaxspec.trees import Tree, make_tree
-from jaxspec.verify import Rule, Verdict
-from jaxspec.verify.checked import Verifier
+from jaxspec.proposals import PointMass
+from jaxspec.verify import Rule
 
 Context = tuple[int, ...]
-Rows = Mapping[Context, Sequence[Fraction | float | int]]
-
-
-@record
-class Outcome:
-    """What one round did.
-
-    Attributes:
-      drafted: int32 [N], the candidates, -1 for the root.
-      verdict: what the verifier decided.
-    """
-
-    drafted: jax.Array  # [N]
-    verdict: Verdict
+RowsByContext = Mapping[Context, Sequence[Fraction | float | int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +28,8 @@ class Instance:
     """
 
     name: str
-    target: Rows
-    draft: Rows | None = None
+    target: RowsByContext
+    draft: RowsByContext | None = None
     branching: tuple[int, ...] = ()
     candidates: Mapping[Context, Sequence[int]] | None = None
     bonus: bool = True
@@ -67,142 +40,8 @@ class Instance:
         """V."""
         return len(self.target[()])
 
-    def layout(self) -> tuple[Tree, list[Context] | None]:
-        """Lay out the tree: nodes level by level; the contexts of point masses."""
-        if self.candidates is None:
-            parents, level = [-1], [0]
-            for width in self.branching:
-                parents += [node for node in level for _ in range(width)]
-                level = list(range(len(parents) - len(level) * width, len(parents)))
-            tokens = [-1] + [0] * (len(parents) - 1)
-            return make_tree(tokens, parents, distinct_siblings=False), None
-        contexts, parents, tokens = [()], [-1], [-1]
-        for node, context in enumerate(contexts):
-            for token in self.candidates.get(context, ()):
-                contexts.append((*context, token))
-                parents.append(node)
-                tokens.append(token)
-        return make_tree(tokens, parents), contexts
 
-    def table(self, rows: Rows, depth: int) -> np.ndarray:
-        """Lay rows out by context, float32 [contexts, V]: child c of context i is i V + c + 1."""
-        contexts = itertools.chain.from_iterable(
-            itertools.product(range(self.vocab), repeat=length) for length in range(depth + 1)
-        )
-        missing = rows[()]
-        return np.array(
-            [[float(Fraction(x)) for x in rows.get(c, missing)] for c in contexts], np.float32
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """A rule played in an instance, as a function of uniforms.
-
-    Attributes:
-      play: maps float32 [K] to an `Outcome`.
-      axes: what each of the K numbers is, such as "draft 1", "accept 3", "final".
-      causal_order: the axes in the order in which they can first matter.
-      target: float32 [contexts, V], as from `Instance.table`.
-      depth: greatest depth of a candidate.
-    """
-
-    play: Callable[[jax.Array], Outcome]
-    axes: tuple[str, ...]
-    causal_order: tuple[int, ...]
-    target: np.ndarray
-    depth: int
-
-    def axis(self, name: str) -> int:
-        """Return the position of a named axis."""
-        return self.axes.index(name)
-
-
-def make_round(
-    rule: Rule,
-    instance: Instance,
-    *,
-    verify: Verifier | None = None,
-    draw: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
-) -> Round:
-    """Make the round that a rule plays in an instance.
-
-    Args:
-      rule: which verifier, and how candidates are drawn.
-      instance: where.
-      verify: another verifier of the same arguments, to audit in the place of the rule's.
-      draw: another way to draw siblings, (pairs [C, 2], draft row [V]) -> tokens [C], to audit in
-        the place of the proposal's.
-    """
-    tree, contexts = instance.layout()
-    verify = verify or rule.verify
-    nodes, depth, vocab = tree.max_nodes, tree.max_depth, instance.vocab
-    is_sampled = rule.proposal is not PointMass
-    target = instance.table(instance.target, depth)
-    draft = instance.table(instance.draft or {(): instance.target[()]}, depth)
-    children = np.asarray(tree.children)
-    node_names = range(1, nodes)
-    axes = tuple(f"draft {n}" for n in node_names) if is_sampled else ()
-    axes += (*(f"accept {n}" for n in node_names), "final")
-    tested = _post_order(children) if rule.tests_deepest_first else list(node_names)
-    order = [n - 1 for n in node_names] if is_sampled else []
-    order += [axes.index(f"accept {n}") for n in tested] + [len(axes) - 1]
-
-    def play(u: jax.Array) -> Outcome:
-        target_table, draft_table = jnp.asarray(target), jnp.asarray(draft)
-        where = [jnp.int32(0)] * nodes
-        tokens = [jnp.int32(-1)] * nodes
-        if contexts is not None:
-            tokens = list(tree.tokens)
-            for node, context in enumerate(contexts):
-                for token in context:
-                    where[node] = where[node] * vocab + token + 1
-        else:
-            for node in range(nodes):
-                below = [int(c) for c in children[node] if c >= 0]
-                if not below:
-                    continue
-                pairs = jnp.stack([jnp.stack([jnp.float32(0), u[c - 1]]) for c in below])
-                drawn = _draw(rule, tree, draw)(pairs, draft_table[where[node]])
-                for rank, child in enumerate(below):
-                    tokens[child] = drawn[rank]
-                    where[child] = where[node] * vocab + drawn[rank] + 1
-        places = jnp.stack(where)
-        drafted = tree.replace(tokens=jnp.stack(tokens))
-        fields = {"draft_rows": draft_table[places]} if is_sampled else {}
-        proposal = rule.proposal(tree=drafted, **fields)  # type: ignore[call-arg]
-        accept = u[len(axes) - nodes : -1]
-        draws = Draws(
-            accept=jnp.concatenate([jnp.zeros(1, jnp.float32), accept]),
-            final=jnp.stack([jnp.float32(0), u[-1]]),
-        )
-        verdict = verify(draws, proposal, target_table[places], jnp.asarray(instance.bonus))
-        return Outcome(drafted=drafted.tokens, verdict=verdict)
-
-    return Round(
-        play=play, axes=axes, causal_order=tuple(order), target=target, depth=depth
-    )
-
-
-def _draw(
-    rule: Rule, tree: Tree, draw: Callable[[jax.Array, jax.Array], jax.Array] | None
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    if draw is not None:
-        return draw
-    kind: type[Proposal] = rule.proposal
-    return kind(tree=tree, draft_rows=None).draw  # type: ignore[call-arg]
-
-
-def _post_order(children: np.ndarray, node: int = 0) -> list[int]:
-    """List the nodes below `node` so that each stands after everything below it."""
-    listed = []
-    for child in children[node]:
-        if child >= 0:
-            listed += [*_post_order(children, int(child)), int(child)]
-    return listed
-
-
-def _iid(row: Sequence[Fraction]) -> Rows:
+def _iid(row: Sequence[Fraction]) -> RowsByContext:
     return {(): row}
 
 

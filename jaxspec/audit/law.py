@@ -8,6 +8,7 @@ found then certify that none was missed.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.audit.instances import Instance, Outcome, Round, make_round
+from jaxspec.audit.instances import Instance
+from jaxspec.audit.rounds import Capacity, Outcome, Round, make_round
 from jaxspec.verify import Rule
 
 UNITS = 2**24
@@ -49,17 +51,22 @@ class Cells:
 
 
 def search(
-    play: Callable[[jax.Array], Any],
+    play: Callable[[Any, jax.Array], Any],
+    world: Any,
+    num_axes: int,
     causal_order: tuple[int, ...],
     *,
-    batch: int = 4096,
+    batch: int = 1024,
     replays: int = 4,
     seed: int = 0,
 ) -> Cells:
     """Find the boxes of constant outcome of a function of uniforms.
 
     Args:
-      play: maps float32 [K] to a pytree of integer arrays; jitted and mapped over here.
+      play: maps (world, float32 [K]) to a pytree of integer arrays; jitted and mapped over K-vectors
+        here. Calls with one `play` and worlds of equal shapes share a compiled program.
+      world: a pytree of arrays that `play` is given as it is.
+      num_axes: K. Axes that are not in `causal_order` must not matter.
       causal_order: the axes, each after those that decide whether it matters. For a verifier: draft
         draws, accept draws in the order they are tested, the final draw. In a wrong order the boxes
         are wrong, and the certificate shows misses.
@@ -70,23 +77,22 @@ def search(
     Returns:
       The `Cells`.
     """
-    evaluate = _Evaluator(play, batch)
-    num_axes = len(causal_order)
+    evaluate = _Evaluator(play, world, num_axes, batch)
     low = np.zeros((1, num_axes), np.int64)
     high = np.full((1, num_axes), UNITS, np.int64)
     for axis in causal_order:
         low, high = _cut(evaluate, low, high, axis)
     middle = (low + high) // 2
-    outcomes = evaluate(middle)
+    found = evaluate(middle)
     searched = evaluate.count
     generator = np.random.default_rng(seed)
     points = [low, high - 1]
     points += [generator.integers(low, high) for _ in range(replays)]
-    misses = sum(int(np.sum(evaluate(p).codes != outcomes.codes)) for p in points)
+    misses = sum(int(np.sum(evaluate(p).codes != found.codes)) for p in points)
     return Cells(
         low=low,
         high=high,
-        outcomes=outcomes.unpack(),
+        outcomes=evaluate.unpack(found.rows),
         evaluations=searched,
         replays=evaluate.count - searched,
         misses=misses,
@@ -99,25 +105,31 @@ class _Outcomes:
 
     rows: np.ndarray  # [M, width]
     codes: np.ndarray  # [M]
-    unpack: Callable[[], Any]
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(play: Callable[[Any, jax.Array], Any]) -> Callable[[Any, jax.Array], jax.Array]:
+    """Jit a function of uniforms over a batch of them, its outcome written as one row of integers."""
+
+    def rows(world: Any, u: jax.Array) -> jax.Array:
+        leaves = jax.tree.leaves(play(world, u))
+        return jnp.concatenate([leaf.reshape(-1).astype(jnp.int32) for leaf in leaves])
+
+    return jax.jit(jax.vmap(rows, in_axes=(None, 0)))
 
 
 class _Evaluator:
     """Evaluates points of the grid in batches of one compiled shape."""
 
-    def __init__(self, play: Callable[[jax.Array], Any], batch: int) -> None:
+    def __init__(
+        self, play: Callable[[Any, jax.Array], Any], world: Any, num_axes: int, batch: int
+    ) -> None:
+        self._play = play
+        self._world = world
+        self._num_axes = num_axes
         self._batch = batch
         self._codes: dict[bytes, int] = {}
         self.count = 0
-        self._treedef: Any = None
-        self._shapes: list[tuple[int, ...]] = []
-
-        def rows(u: jax.Array) -> jax.Array:
-            leaves, self._treedef = jax.tree.flatten(play(u))
-            self._shapes = [leaf.shape for leaf in leaves]
-            return jnp.concatenate([leaf.reshape(-1).astype(jnp.int32) for leaf in leaves])
-
-        self._rows = jax.jit(jax.vmap(rows))
 
     def __call__(self, points: np.ndarray) -> _Outcomes:
         self.count += len(points)
@@ -126,21 +138,20 @@ class _Evaluator:
         for start in range(0, len(points), self._batch):
             part = uniforms[start : start + self._batch]
             padded = np.pad(part, ((0, self._batch - len(part)), (0, 0)))
-            parts.append(np.asarray(self._rows(padded))[: len(part)])
+            parts.append(np.asarray(_compile(self._play)(self._world, padded))[: len(part)])
         rows = np.concatenate(parts)
         distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
         codes = [self._codes.setdefault(row.tobytes(), len(self._codes)) for row in distinct]
-        return _Outcomes(
-            rows=rows,
-            codes=np.asarray(codes, np.int64)[inverse.reshape(-1)],
-            unpack=lambda: self._unpack(rows),
-        )
+        return _Outcomes(rows=rows, codes=np.asarray(codes, np.int64)[inverse.reshape(-1)])
 
-    def _unpack(self, rows: np.ndarray) -> Any:
-        sizes = [int(np.prod(shape)) for shape in self._shapes]
+    def unpack(self, rows: np.ndarray) -> Any:
+        """Turn rows of integers back into outcomes with a leading axis."""
+        point = jax.ShapeDtypeStruct((self._num_axes,), jnp.float32)
+        shapes, treedef = jax.tree.flatten(jax.eval_shape(self._play, self._world, point))
+        sizes = [int(np.prod(s.shape)) for s in shapes]
         columns = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
-        leaves = [c.reshape(-1, *shape) for c, shape in zip(columns, self._shapes, strict=True)]
-        return jax.tree.unflatten(self._treedef, leaves)
+        leaves = [c.reshape(-1, *s.shape) for c, s in zip(columns, shapes, strict=True)]
+        return jax.tree.unflatten(treedef, leaves)
 
 
 def _cut(
@@ -235,35 +246,42 @@ class Law:
 
 
 def exact_law(
-    rule: Rule, instance: Instance, *, played: Round | None = None, batch: int = 4096
+    rule: Rule,
+    instance: Instance,
+    *,
+    capacity: Capacity | None = None,
+    played: Round | None = None,
+    batch: int = 1024,
 ) -> Law:
     """Compute the exact law of one round, draft draws included, from the public jitted verifier.
 
     Args:
       rule: the rule.
       instance: where it is played.
+      capacity: sizes to pad to, so that several instances share one compiled program.
       played: a round made by `make_round` to examine in its place (a variant of the rule).
       batch: see `search`.
 
     Returns:
       The `Law`. Each edge is known to 2^-24, so total variations of a few 1e-8 are those of float32.
     """
-    played = played or make_round(rule, instance)
-    cells = search(played.play, played.causal_order, batch=batch)
+    played = played or make_round(rule, instance, capacity=capacity)
+    cells = search(played.play, played.world, len(played.axes), played.causal_order, batch=batch)
     outcome: Outcome = cells.outcomes
     verdict = outcome.verdict
     length = played.depth + 1
-    target = joint_law(played.target, length)
+    table = np.asarray(played.world.target)
+    target = joint_law(table, length)
     text = np.zeros_like(target)
     impossible = 0.0
     for mass, tokens, count in zip(cells.mass, verdict.tokens, verdict.num_tokens, strict=True):
         emitted = tuple(int(token) for token in tokens[:count])
-        if min(emitted, default=0) < 0 or max(emitted, default=0) >= instance.vocab:
+        if min(emitted, default=0) < 0 or max(emitted, default=0) >= table.shape[1]:
             impossible += mass
             continue
         if target[emitted].sum() == 0:
             impossible += mass
-        text[emitted] += mass * _completion(played.target, emitted, length)
+        text[emitted] += mass * _completion(table, emitted, length)
     accepted = float(np.sum(cells.mass * verdict.num_accepted))
     known = instance.expected_accepted.get(rule.name)
     return Law(

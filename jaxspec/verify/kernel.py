@@ -252,9 +252,7 @@ class Node:
         left = choose(left.is_whole, whole, left)
 
         def sums_of(left: Remainder) -> jax.Array:
-            def quantity(
-                p: jax.Array, q: jax.Array, tokens: jax.Array | None
-            ) -> tuple[jax.Array]:
+            def quantity(p: jax.Array, q: jax.Array, tokens: jax.Array | None) -> tuple[jax.Array]:
                 if tokens is None:
                     return (self.proposal.row(left, p, q, jnp.zeros((), bool)),)
                 return (self.proposal.row(left, p, q, self._is_removed(site.node, left, tokens)),)

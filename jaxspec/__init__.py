@@ -29,8 +29,8 @@ __version__ = "0.1.0"
 
 __all__ = (
     "RULES",
-    "Draws",
     "DrawError",
+    "Draws",
     "Logits",
     "PointMass",
     "Probabilities",

@@ -7,7 +7,7 @@ production must survive without an exception is a bit of `Status` in the verdict
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import chex
 import jax
@@ -32,6 +32,7 @@ class RowError(ValueError):
     """A next-token row is not a distribution over the vocabulary it claims."""
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[T]) -> type[T]:
     """Make a class an immutable record of arrays (a pytree), built by keyword only."""
     return chex.dataclass(cls, frozen=True, mappable_dataclass=False, kw_only=True)
@@ -49,7 +50,7 @@ def check_all(is_ok: jax.Array, message: str, **values: jax.Array) -> None:
     flat = is_ok.reshape(-1)
     worst = jnp.argmin(flat)
     where = jnp.unravel_index(worst, is_ok.shape) if is_ok.shape else ()
-    found = {f"i{axis}": index for axis, index in enumerate(where)}
+    found: dict[str, Any] = {f"i{axis}": index for axis, index in enumerate(where)}
     found |= {name: value.reshape(-1)[worst] for name, value in values.items()}
     checkify.check(jnp.all(flat), message, **found)
 

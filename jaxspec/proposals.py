@@ -13,7 +13,9 @@ design: the weight `a` and row `r` of a node are
 which is closed under rejection because relu(relu(r) - c) = relu(r - c) for c >= 0.
 """
 
-from typing import ClassVar, Protocol, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 import chex
 import jax
@@ -62,14 +64,15 @@ class Remainder:
     def subtract(self, step: jax.Array) -> "Remainder":
         """Subtract a multiple of the draft row."""
         is_first = self.first == 0
-        return self.replace(
+        return replace(
+            self,
             first=jnp.where(is_first, step, self.first),
             more=jnp.where(is_first, self.more, self.more + step),
         )
 
     def remove(self, sibling: jax.Array) -> "Remainder":
         """Remove the token of a sibling from the row."""
-        return self.replace(removed=self.removed | (jnp.arange(self.removed.shape[0]) == sibling))
+        return replace(self, removed=self.removed | (jnp.arange(self.removed.shape[0]) == sibling))
 
 
 def whole_row(weight: jax.Array, num_siblings: int) -> Remainder:
@@ -93,19 +96,20 @@ class Proposal(Protocol):
     A new kind of draft is a new record with these methods.
 
     Attributes:
-      tree: the candidates.
-      draft_rows: the draft rows, by parent; None where the candidates are point masses.
       distinct_siblings: whether two siblings may not hold one token.
       is_measured: whether the mass left after a rejection must be summed over the row.
     """
 
-    tree: Tree
-    distinct_siblings: ClassVar[bool]
-    is_measured: ClassVar[bool]
+    @property
+    def tree(self) -> Tree:
+        """The candidates."""
 
     @property
     def draft_rows(self) -> Rows | None:
-        """Draft rows by parent."""
+        """The draft rows, by parent; None where the candidates are point masses."""
+
+    distinct_siblings: ClassVar[bool]
+    is_measured: ClassVar[bool]
 
     def share(self, left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return (top, bottom): the candidate was drawn with probability top / bottom."""
@@ -125,7 +129,8 @@ class Proposal(Protocol):
         Where `is_measured`, the scale, mass and pool are left for the caller to sum.
         """
 
-    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+    @staticmethod
+    def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
         """Draw the siblings below one parent."""
 
 
@@ -172,9 +177,10 @@ class PointMass:
 
     def reject(self, left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
         """Take the candidate's weight off; no row is read (a rejection implies mass > w_at)."""
-        return left.replace(scale=left.scale - w_at, mass=left.mass - w_at).remove(sibling)
+        return replace(left, scale=left.scale - w_at, mass=left.mass - w_at).remove(sibling)
 
-    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+    @staticmethod
+    def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
         """Take the tokens of greatest draft probability, the lowest first among equals.
 
         Args:
@@ -233,7 +239,8 @@ class WithReplacement:
         del w_at, sibling
         return left.subtract(left.scale)
 
-    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+    @staticmethod
+    def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
         """Draw siblings one by one, each from the whole row.
 
         Args:
@@ -292,13 +299,14 @@ class WithoutReplacement:
         _, bottom = self.share(left, jnp.float32(0))
         step = left.scale / bottom
         sampled = left.subtract(step)
-        spread = left.replace(flat=left.flat + step)
+        spread = replace(left, flat=left.flat + step)
         is_exhausted = left.pool <= 0
         return jax.tree.map(lambda a, b: jnp.where(is_exhausted, a, b), spread, sampled).remove(
             sibling
         )
 
-    def draw(self, pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+    @staticmethod
+    def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
         """Draw siblings one by one, each from what earlier ones left of the row.
 
         Args:
@@ -336,6 +344,17 @@ def sampled_path(
     2
     """
     return WithReplacement(tree=chain(tokens, num_drafted), draft_rows=draft_rows)
+
+
+def propose(kind: type[Proposal], tree: Tree, draft_rows: Rows | None) -> Proposal:
+    """Make a proposal of a kind that is only known at run time; point masses take no draft rows."""
+    make = cast(Callable[..., Proposal], kind)
+    return make(tree=tree) if draft_rows is None else make(tree=tree, draft_rows=draft_rows)
+
+
+def with_draft_rows(proposal: Proposal, draft_rows: Rows) -> Proposal:
+    """Return the proposal with other draft rows, of the same law."""
+    return replace(cast(Any, proposal), draft_rows=draft_rows)
 
 
 def as_source(rows: Rows) -> Probabilities | Logits:

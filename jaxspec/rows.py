@@ -26,13 +26,15 @@ Normaliser: TypeAlias = Any
 
 
 class RowSource(Protocol):
-    """Rows by index, normalised entry by entry.
+    """Rows by index, normalised entry by entry."""
 
-    `values` [R, V] holds the rows; `first` is the index there of this sequence's row 0 (None: 0).
-    """
+    @property
+    def values(self) -> jax.Array:
+        """The slab of rows [R, V] as stored."""
 
-    values: jax.Array
-    first: jax.Array | None
+    @property
+    def first(self) -> jax.Array | None:
+        """Index in the slab of this sequence's row 0; None for 0."""
 
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
         """Read row `row` once, if that is needed to normalise its entries."""

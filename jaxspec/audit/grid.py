@@ -66,8 +66,8 @@ def count_outcomes(
     done = 0
     for cells in grid_chunks(sizes, chunk):
         count = len(cells)
-        cells = np.pad(cells, ((0, chunk - count), (0, 0)))
-        found = np.asarray(tally(cells, jnp.int32(count)), np.int64)
+        padded = jnp.asarray(np.pad(cells, ((0, chunk - count), (0, 0))))
+        found = np.asarray(tally(padded, jnp.int32(count)), np.int64)
         if found[num_outcomes]:
             raise ValueError(
                 f"{found[num_outcomes]} cells of the grid have an outcome outside "

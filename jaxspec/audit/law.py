@@ -137,7 +137,7 @@ class _Evaluator:
         parts = []
         for start in range(0, len(points), self._batch):
             part = uniforms[start : start + self._batch]
-            padded = np.pad(part, ((0, self._batch - len(part)), (0, 0)))
+            padded = jnp.asarray(np.pad(part, ((0, self._batch - len(part)), (0, 0))))
             parts.append(np.asarray(_compile(self._play)(self._world, padded))[: len(part)])
         rows = np.concatenate(parts)
         distinct, inverse = np.unique(rows, axis=0, return_inverse=True)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 import jax
@@ -19,7 +20,7 @@ from jax import lax
 from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import record
 from jaxspec.draws import Draws
-from jaxspec.proposals import PointMass, Proposal
+from jaxspec.proposals import PointMass, Proposal, propose
 from jaxspec.trees import Tree, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
 
@@ -154,7 +155,6 @@ def _make_play(
         accept = jnp.concatenate([zero, u[-nodes:-1]])
         draws = Draws(accept=accept, final=jnp.concatenate([zero, u[-1:]]))
         inside = jnp.concatenate([zero, u[: nodes - 1]])
-        siblings = kind(tree=tree, **({"draft_rows": world.draft} if is_sampled else {}))
 
         def expand(
             node: jax.Array, state: tuple[jax.Array, jax.Array]
@@ -164,16 +164,15 @@ def _make_play(
             slots = jnp.where(below >= 0, below, nodes)
             if is_sampled:
                 pairs = jnp.stack([jnp.zeros(below.shape, jnp.float32), inside[below]], axis=1)
-                drawn = (draw or siblings.draw)(pairs, world.draft[places[node]])
+                drawn = (draw or kind.draw)(pairs, world.draft[places[node]])
                 tokens = tokens.at[slots].set(drawn, mode="drop")
             after = places[node] * vocab + tokens[below] + 1
             return tokens, places.at[slots].set(after, mode="drop")
 
         start = (tree.tokens, jnp.zeros(nodes, jnp.int32))
         tokens, places = lax.fori_loop(0, nodes, expand, start)
-        proposal = siblings.replace(tree=tree.replace(tokens=tokens))
-        if is_sampled:
-            proposal = proposal.replace(draft_rows=world.draft[places])
+        draft_rows = world.draft[places] if is_sampled else None
+        proposal = propose(kind, replace(tree, tokens=tokens), draft_rows)
         verdict = verify(draws, proposal, world.target[places], world.bonus)
         return Outcome(drafted=tokens, verdict=verdict)
 

@@ -7,6 +7,7 @@ platforms they run side by side.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
-from jaxspec.proposals import Proposal, Rows, as_source
+from jaxspec.proposals import Proposal, Rows, as_source, with_draft_rows
 from jaxspec.rows import Probabilities
 from jaxspec.verify.verdict import Verdict
 
@@ -49,14 +50,14 @@ def run(
     slabs = {"target": target_slab}
     if proposal.draft_rows is not None:
         draft, slabs["draft"] = _take_slab(as_source(proposal.draft_rows))
-        proposal = proposal.replace(draft_rows=draft)
+        proposal = with_draft_rows(proposal, draft)
     return _walk_slabs(walk)(slabs, (draws, proposal, target, bonus))
 
 
 def _take_slab(source: Probabilities | Logits) -> tuple[Probabilities | Logits, jax.Array]:
     """Split a row source into what is small and its slab."""
     first = jnp.int32(0) if source.first is None else source.first
-    return source.replace(values=jnp.zeros((), source.values.dtype), first=first), source.values
+    return replace(source, values=jnp.zeros((), source.values.dtype), first=first), source.values
 
 
 def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
@@ -65,9 +66,9 @@ def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
     def body(slabs: dict[str, jax.Array], small: Any, *, spans: bool) -> Verdict:
         draws, proposal, target, bonus = small
         if "draft" in slabs:
-            draft = proposal.draft_rows.replace(values=slabs["draft"])
-            proposal = proposal.replace(draft_rows=draft)
-        target = target.replace(values=slabs["target"])
+            draft = replace(proposal.draft_rows, values=slabs["draft"])
+            proposal = with_draft_rows(proposal, draft)
+        target = replace(target, values=slabs["target"])
         return walk(draws, proposal, target, bonus, spans=spans)
 
     @custom_vmap
@@ -96,11 +97,11 @@ def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
             if slabs_batched[name]:
                 flat[name] = slab.reshape(-1, slab.shape[-1])
                 offsets[name] = jnp.arange(axis_size, dtype=jnp.int32) * slab.shape[1]
-        target = target.replace(first=target.first + offsets["target"])
+        target = replace(target, first=target.first + offsets["target"])
         if "draft" in slabs:
             draft = proposal.draft_rows
-            draft = draft.replace(first=draft.first + offsets["draft"])
-            proposal = proposal.replace(draft_rows=draft)
+            draft = replace(draft, first=draft.first + offsets["draft"])
+            proposal = with_draft_rows(proposal, draft)
         small = (draws, proposal, target, bonus)
 
         def in_turn(flat: dict[str, jax.Array], small: Any) -> Verdict:

@@ -4,6 +4,8 @@ The prefix weight `a` is carried down and every rejected child updates its paren
 that a token-wise rule would reject can still be kept for the sake of what follows it.
 """
 
+from dataclasses import replace
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -85,13 +87,15 @@ def bottom_up(
         # Beyond an entry that is not finite nothing can be weighed: the tree is cut here.
         width = jnp.int32(tree.max_children)
         rank = jnp.where(test.is_finite, here.rank + 1, width)
-        stay = here.replace(
+        stay = replace(
+            here,
             rank=jnp.where(test.is_possible, here.rank, rank),
             is_lost=here.is_lost | ~test.is_finite,
         )
         below = when(is_entered, lambda: enter(child, weight))
         depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
-        return walk.replace(
+        return replace(
+            walk,
             frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
             depth=depth,
             status=walk.status | test.status,
@@ -115,10 +119,11 @@ def bottom_up(
             mass, missed, pool = when(
                 is_rejected, lambda: nodes.measure(above.site, above.left, after)
             )
-            after = after.replace(scale=missed, mass=mass, pool=pool)
+            after = replace(after, scale=missed, mass=mass, pool=pool)
             lost = is_rejected & ~(jnp.isfinite(mass) & jnp.isfinite(missed))
-        above = above.replace(left=after, rank=above.rank + 1)
-        return walk.replace(
+        above = replace(above, left=after, rank=above.rank + 1)
+        return replace(
+            walk,
             frames=choose(is_kept, walk.frames, _put(walk.frames, above_depth, above)),
             depth=jnp.where(is_kept, walk.depth, above_depth),
             status=walk.status

@@ -21,6 +21,7 @@ from jaxspec.draws import Draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import Proposal, Remainder, as_source, whole_row
 from jaxspec.rows import (
+    BLOCK,
     Normaliser,
     Probabilities,
     block_span,
@@ -30,7 +31,6 @@ from jaxspec.rows import (
     is_uniform,
     stretch,
     used_pair,
-    BLOCK,
 )
 from jaxspec.verify.verdict import Status, Verdict
 
@@ -81,7 +81,8 @@ def when(condition: jax.Array, make: Callable[[], T]) -> T:
     """
     shapes = jax.eval_shape(make)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return lax.while_loop(lambda state: state[0], lambda _: (False, make()), (condition, zeros))[1]
+    once = (condition, zeros)
+    return lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros((), bool), make()), once)[1]
 
 
 class Node:

@@ -3,6 +3,8 @@
 Each node on the way is entered with weight a = 1, so only candidates of visited nodes are tested.
 """
 
+from dataclasses import replace
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -70,7 +72,7 @@ def top_down(
             mass, _, pool = when(
                 is_tested_again, lambda: nodes.measure(walk.site, walk.left, after)
             )
-            after = after.replace(scale=mass, mass=mass, pool=pool)
+            after = replace(after, scale=mass, mass=mass, pool=pool)
             lost = is_tested_again & ~jnp.isfinite(mass)
             status |= flag(lost, Status.NON_FINITE_ROW)
             is_halted |= lost

@@ -5,16 +5,18 @@ A row of logits becomes probabilities only where somebody asks. What must be kno
 one pass when the row is first visited.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.checks import check_all, record
-from jaxspec.rows import BLOCK, Normaliser, block_sums, index_of, window
+from jaxspec.rows import BLOCK, SPAN, Normaliser, index_of, sum_rows, when, window
 
-_SPAN = 32 * BLOCK
+T = TypeVar("T")
+
 _TINY = 1.1754944e-38  # the least normal float32: below it XLA divides by zero
 
 
@@ -25,7 +27,7 @@ class LogitNormaliser:
     Attributes:
       peak: float32 [], the greatest logit; NaN if any entry is.
       mass: float32 [], sum of exp((logit - peak) / temperature).
-      greedy: int32 [], the lowest token whose logit is `peak`.
+      greedy: int32 [], the lowest token whose logit is `peak`, looked for at temperature 0 only.
     """
 
     peak: jax.Array  # []
@@ -53,38 +55,44 @@ class Logits:
 
     def visit(self, row: jax.Array, *, spans: bool) -> LogitNormaliser:
         """Read the row once: its peak, its mass at this temperature, its greedy token."""
-        vocab = self.values.shape[1]
         index = index_of(self, row)
 
-        def summary(start: Any, size: int) -> LogitNormaliser:
-            raw = lax.dynamic_slice(self.values, (index, start), (1, size))[0]
-            raw = raw.astype(jnp.float32)
-            peak = jnp.max(raw)
+        def raw(start: Any, size: int) -> jax.Array:
+            return lax.dynamic_slice(self.values, (index, start), (1, size))[0].astype(jnp.float32)
+
+        def weigh(
+            start: Any, size: int, so_far: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            peak, mass = so_far
+            piece = raw(start, size)
+            new_peak = jnp.maximum(peak, jnp.max(piece))
+            weights = self._exponential(piece, new_peak)
+            width = BLOCK if size % BLOCK == 0 else size
+            added = jnp.sum(sum_rows(weights.reshape(-1, width), spans=spans))
+            return new_peak, mass * self._exponential(peak, new_peak) + added
+
+        def lowest_at_peak(start: Any, size: int, so_far: jax.Array) -> jax.Array:
             tokens = start + jnp.arange(size, dtype=jnp.int32)
-            scaled = self._exponential(raw, peak)
-            (sums,) = block_sums(
-                lambda at, n: (lax.dynamic_slice(scaled, (at,), (n,)),), size, spans=False
-            )
-            first_at_peak = jnp.min(jnp.where(raw == peak, tokens, vocab))
-            return LogitNormaliser(peak=peak, mass=jnp.sum(sums), greedy=first_at_peak)
+            at_peak = jnp.where(raw(start, size) == peak, tokens, self.values.shape[1])
+            return jnp.minimum(so_far, jnp.min(at_peak))
 
-        def join(left: LogitNormaliser, right: LogitNormaliser) -> LogitNormaliser:
-            peak = jnp.maximum(left.peak, right.peak)
-            mass = left.mass * self._exponential(left.peak, peak)
-            mass += right.mass * self._exponential(right.peak, peak)
-            greedy = jnp.where(right.peak > left.peak, right.greedy, left.greedy)
-            return LogitNormaliser(peak=peak, mass=mass, greedy=greedy)
+        nothing = (jnp.float32(-jnp.inf), jnp.float32(0))
+        peak, mass = self._scan(weigh, nothing, spans=spans)
+        beyond = jnp.int32(self.values.shape[1])
+        greedy = when(self._is_cold(), lambda: self._scan(lowest_at_peak, beyond, spans=spans))
+        return LogitNormaliser(peak=peak, mass=mass, greedy=greedy)
 
-        if not spans or vocab < 2 * _SPAN:
-            return summary(0, vocab)
-        trips, rest = divmod(vocab, _SPAN)
-        start = LogitNormaliser(
-            peak=jnp.float32(-jnp.inf), mass=jnp.float32(0), greedy=jnp.int32(vocab)
-        )
-        norm = lax.fori_loop(
-            0, trips, lambda trip, norm: join(norm, summary(trip * _SPAN, _SPAN)), start
-        )
-        return join(norm, summary(trips * _SPAN, rest)) if rest else norm
+    def _scan(self, step: Callable[[Any, int, T], T], start: T, *, spans: bool) -> T:
+        """Fold over the row: span by span, or all at once."""
+        vocab = self.values.shape[1]
+        span = SPAN * BLOCK if spans else vocab
+        trips, rest = divmod(vocab, span)
+        state = lax.fori_loop(0, trips, lambda trip, state: step(trip * span, span, state), start)
+        return step(trips * span, rest, state) if rest else state
+
+    def _is_cold(self) -> jax.Array:
+        """Tell whether decoding is greedy: a temperature that XLA could not divide by."""
+        return (self.temperature >= 0) & (self.temperature < _TINY)
 
     def _exponential(self, logit: jax.Array, peak: jax.Array) -> jax.Array:
         """Return exp((logit - peak) / temperature); 0 for -inf, NaN stays NaN."""
@@ -103,9 +111,8 @@ class Logits:
         sampled /= jnp.where(norm.mass == 0, 1.0, norm.mass)
         greedy = jnp.where((tokens == norm.greedy) & (norm.peak > -jnp.inf), 1.0, 0.0)
         greedy = jnp.where(norm.peak < jnp.inf, greedy, jnp.nan)
-        cold = (self.temperature >= 0) & (self.temperature < _TINY)
         bad = ~(self.temperature >= 0) | ~(self.temperature < jnp.inf)
-        return jnp.where(bad, jnp.nan, jnp.where(cold, greedy, sampled))
+        return jnp.where(bad, jnp.nan, jnp.where(self._is_cold(), greedy, sampled))
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check the temperature and that used logits are finite or -inf, one at least finite."""

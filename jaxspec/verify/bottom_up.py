@@ -15,9 +15,9 @@ from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import Proposal, Remainder, Rows, assert_proposal, whole_row
-from jaxspec.rows import Probabilities, is_uniform
+from jaxspec.rows import Probabilities, is_uniform, when
 from jaxspec.verify.batching import run
-from jaxspec.verify.kernel import Node, Site, choose, flag, when
+from jaxspec.verify.kernel import Node, Site, choose, flag
 from jaxspec.verify.top_down import assert_path
 from jaxspec.verify.verdict import Status, Verdict
 

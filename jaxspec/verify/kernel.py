@@ -31,6 +31,7 @@ from jaxspec.rows import (
     is_uniform,
     stretch,
     used_pair,
+    when,
 )
 from jaxspec.verify.verdict import Status, Verdict
 
@@ -71,18 +72,6 @@ class Test:
     is_possible: jax.Array  # []
     is_finite: jax.Array  # []
     status: jax.Array  # []
-
-
-def when(condition: jax.Array, make: Callable[[], T]) -> T:
-    """Return `make()` if the condition holds, else zeros, doing the work only then.
-
-    A loop of one trip or none: unlike `cond` it stays lazy under `vmap`, where it runs if any row
-    of the batch needs it.
-    """
-    shapes = jax.eval_shape(make)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    once = (condition, zeros)
-    return lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros((), bool), make()), once)[1]
 
 
 class Node:

@@ -221,6 +221,8 @@ class Law:
       known_accepted: what it must be, where that is known.
       total_mass: of all boxes.
       flagged: mass of rounds whose status is not clean.
+      text: float64 [V] * (D + 1), the law of the text.
+      target_text: float64 [V] * (D + 1), the target's joint law.
       cells: the partition.
     """
 
@@ -232,6 +234,8 @@ class Law:
     known_accepted: float | None
     total_mass: float
     flagged: float
+    text: np.ndarray
+    target_text: np.ndarray
     cells: Cells
 
     @property
@@ -293,6 +297,8 @@ def exact_law(
         known_accepted=None if known is None else float(known),
         total_mass=float(cells.mass.sum()),
         flagged=float(np.sum(cells.mass * (verdict.status != 0))),
+        text=text,
+        target_text=target,
         cells=cells,
     )
 

@@ -6,9 +6,9 @@ On CPU the sequences then run one after the other, each touching only the rows i
 platforms they run side by side.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import chex
@@ -60,9 +60,12 @@ def _take_slab(source: Probabilities | Logits) -> tuple[Probabilities | Logits, 
     return replace(source, values=jnp.zeros((), source.values.dtype), first=first), source.values
 
 
+@functools.cache
 def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
     """Make the walk over slabs and offsets, with its own rule for `vmap`."""
 
+    # Jitted so that it is traced once for each shape, however often the rule below asks for it.
+    @functools.partial(jax.jit, static_argnames="spans")
     def body(slabs: dict[str, jax.Array], small: Any, *, spans: bool) -> Verdict:
         draws, proposal, target, bonus = small
         if "draft" in slabs:
@@ -74,7 +77,10 @@ def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
     @custom_vmap
     def one(slabs: dict[str, jax.Array], small: Any) -> Verdict:
         return lax.platform_dependent(
-            slabs, small, cpu=partial(body, spans=True), default=partial(body, spans=False)
+            slabs,
+            small,
+            cpu=functools.partial(body, spans=True),
+            default=functools.partial(body, spans=False),
         )
 
     @one.def_vmap
@@ -108,7 +114,7 @@ def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
             return lax.map(lambda one_small: one(flat, one_small), small)
 
         def side_by_side(flat: dict[str, jax.Array], small: Any) -> Verdict:
-            return jax.vmap(partial(body, spans=False), in_axes=(None, 0))(flat, small)
+            return jax.vmap(functools.partial(body, spans=False), in_axes=(None, 0))(flat, small)
 
         verdict = lax.platform_dependent(flat, small, cpu=in_turn, default=side_by_side)
         return verdict, jax.tree.map(lambda _: True, verdict)

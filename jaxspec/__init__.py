@@ -6,6 +6,7 @@ from jaxspec.logits import Logits
 from jaxspec.proposals import (
     PointMass,
     Proposal,
+    Rows,
     WithoutReplacement,
     WithReplacement,
     sampled_path,
@@ -37,6 +38,7 @@ __all__ = (
     "Proposal",
     "RoundDraws",
     "RowError",
+    "Rows",
     "Rule",
     "Status",
     "Tree",

@@ -180,7 +180,7 @@ def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
     is_node = nodes < count
     below_root = is_node & (nodes > ROOT)
     check_all(
-        jnp.abs(count * 2 - 1 - tree.max_nodes) <= tree.max_nodes - 1,
+        (count >= 1) & (count <= tree.max_nodes),
         "the tree counts {count} nodes: it must be from 1 to " + str(tree.max_nodes),
         count=count,
     )
@@ -210,6 +210,13 @@ def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
         size=tree.level_sizes,
         real=_level_sizes(tree, below_root),
     )
+    check_all(
+        _sibling_ranks(tree, below_root) < tree.max_children,
+        "node {i0}: its parent {parent} has more children than its "
+        + str(tree.max_children)
+        + " slots",
+        parent=tree.parents,
+    )
     expected = _child_slots(tree, below_root)
     check_all(
         tree.children == expected,
@@ -218,8 +225,8 @@ def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
         expected=expected,
     )
     if distinct_siblings:
-        same = (tree.tokens[:, None] == tree.tokens) & (tree.parents[:, None] == tree.parents)
-        same &= below_root[:, None] & below_root & (nodes[:, None] > nodes)
+        same = _siblings(tree, below_root) & (nodes[:, None] > nodes[None])
+        same &= tree.tokens[:, None] == tree.tokens[None]
         check_all(
             ~same,
             "nodes {i1} and {i0}: siblings with one token, {token}",
@@ -247,13 +254,26 @@ def _level_sizes(tree: Tree, below_root: jax.Array) -> jax.Array:
     """Count the nodes at each depth from the parents."""
     counted = below_root | (jnp.arange(tree.max_nodes) == ROOT)
     levels = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
-    return jnp.sum((node_depths(tree) == levels[:, None]) & counted, axis=1, dtype=jnp.int32)
+    is_at = (node_depths(tree)[None] == levels[:, None]) & counted[None]
+    return jnp.sum(is_at, axis=1, dtype=jnp.int32)
+
+
+def _siblings(tree: Tree, below_root: jax.Array) -> jax.Array:
+    """Tell which pairs of nodes have one parent, bool [N, N]."""
+    has_same_parent = tree.parents[:, None] == tree.parents[None]
+    return has_same_parent & below_root[:, None] & below_root[None]
+
+
+def _sibling_ranks(tree: Tree, below_root: jax.Array) -> jax.Array:
+    """Count the elder siblings of every node, int32 [N]."""
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
+    elder = _siblings(tree, below_root) & (nodes[None] < nodes[:, None])
+    return jnp.sum(elder, axis=1, dtype=jnp.int32)
 
 
 def _child_slots(tree: Tree, below_root: jax.Array) -> jax.Array:
-    """Derive the child slots from the parents; a child beyond the last slot is dropped."""
+    """Derive the child slots from the parents."""
     nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
-    siblings = (tree.parents[:, None] == tree.parents) & below_root[:, None] & below_root
-    rank = jnp.sum(siblings & (nodes < nodes[:, None]), axis=1)
     parent = jnp.where(below_root, tree.parents, tree.max_nodes)
+    rank = _sibling_ranks(tree, below_root)
     return jnp.full_like(tree.children, NONE).at[parent, rank].set(nodes, mode="drop")

@@ -2,7 +2,7 @@
 
 from jaxspec.audit.grid import count_outcomes, single_path_counts, two_level_tree_counts
 from jaxspec.audit.instances import Instance, instances_for
-from jaxspec.audit.law import Cells, Law, exact_law, joint_law, search
+from jaxspec.audit.law import Cells, Law, exact_law, joint_law, replay, search
 from jaxspec.audit.rounds import Capacity, Outcome, Round, World, make_round
 
 __all__ = (
@@ -18,6 +18,7 @@ __all__ = (
     "instances_for",
     "joint_law",
     "make_round",
+    "replay",
     "search",
     "single_path_counts",
     "two_level_tree_counts",

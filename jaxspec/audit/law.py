@@ -99,6 +99,24 @@ def search(
     )
 
 
+def replay(
+    play: Callable[[Any, jax.Array], Any], world: Any, draws: np.ndarray, *, batch: int = 1024
+) -> Any:
+    """Evaluate a function of uniforms at given points, in the compiled program of `search`.
+
+    Args:
+      play: see `search`.
+      world: see `search`.
+      draws: float32 [P, K], points of [0, 1)^K.
+      batch: see `search`.
+
+    Returns:
+      The outcomes, a pytree with leading [P].
+    """
+    evaluate = _Evaluator(play, world, draws.shape[1], batch)
+    return evaluate.unpack(evaluate.rows(draws))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Outcomes:
     """Outcomes as rows of integers, with a code that is equal where the rows are."""
@@ -131,15 +149,17 @@ class _Evaluator:
         self._codes: dict[bytes, int] = {}
         self.count = 0
 
-    def __call__(self, points: np.ndarray) -> _Outcomes:
-        self.count += len(points)
-        uniforms = (points / UNITS).astype(np.float32)
+    def rows(self, uniforms: np.ndarray) -> np.ndarray:
+        self.count += len(uniforms)
         parts = []
-        for start in range(0, len(points), self._batch):
+        for start in range(0, len(uniforms), self._batch):
             part = uniforms[start : start + self._batch]
             padded = jnp.asarray(np.pad(part, ((0, self._batch - len(part)), (0, 0))))
             parts.append(np.asarray(_compile(self._play)(self._world, padded))[: len(part)])
-        rows = np.concatenate(parts)
+        return np.concatenate(parts)
+
+    def __call__(self, points: np.ndarray) -> _Outcomes:
+        rows = self.rows((points / UNITS).astype(np.float32))
         distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
         codes = [self._codes.setdefault(row.tobytes(), len(self._codes)) for row in distinct]
         return _Outcomes(rows=rows, codes=np.asarray(codes, np.int64)[inverse.reshape(-1)])

@@ -60,7 +60,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """Static sizes of a round: nodes (the root counted), children of a node, depth, vocabulary."""
+    """Static sizes of a round: nodes (the root counted), children of a node, depth, vocabulary.
+
+    Tokens added to an instance's vocabulary have probability 0. An instance whose draft runs out of
+    support draws uniformly from all tokens then, so its vocabulary must not be padded.
+    """
 
     nodes: int
     children: int
@@ -134,7 +138,7 @@ def make_round(
     axes = tuple(f"draft {n}" for n in names) if is_sampled else ()
     axes += (*(f"accept {n}" for n in names), "final")
     nodes = range(1, int(tree.num_nodes))
-    tested = _post_order(np.asarray(tree.children)) if rule.tests_deepest_first else nodes
+    tested = causal_nodes(tree, deepest_first=rule.tests_deepest_first)
     order = [axes.index(f"draft {n}") for n in nodes] if is_sampled else []
     order += [axes.index(f"accept {n}") for n in tested] + [axes.index("final")]
     play = _make_play(rule.proposal, verify or rule.verify, draw)
@@ -216,10 +220,14 @@ def _table(rows: RowsByContext, capacity: Capacity) -> jax.Array:
     return jnp.asarray(np.pad(np.array(table, np.float32), padding))
 
 
-def _post_order(children: np.ndarray, node: int = 0) -> list[int]:
-    """List the nodes below `node` so that each stands after everything below it."""
-    listed = []
-    for child in children[node]:
-        if child >= 0:
-            listed += [*_post_order(children, int(child)), int(child)]
-    return listed
+def causal_nodes(tree: Tree, *, deepest_first: bool) -> list[int]:
+    """List the nodes below the root in the order in which their accept draws can first matter."""
+    children = np.asarray(tree.children)
+
+    def post_order(node: int) -> list[int]:
+        listed = []
+        for child in children[node][children[node] >= 0].tolist():
+            listed += [*post_order(child), child]
+        return listed
+
+    return post_order(0) if deepest_first else list(range(1, int(tree.num_nodes)))

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxspec.checks import record
 from jaxspec.logits import Logits
 from jaxspec.rows import Probabilities, draw_token, positive
-from jaxspec.trees import Tree, assert_tree, chain, check_tree
+from jaxspec.trees import ROOT, Tree, assert_tree, chain, check_tree
 
 Rows: TypeAlias = jax.Array | Probabilities | Logits
 """What a verifier takes as rows: probabilities [R, V], or a record of `Probabilities` or `Logits`."""
@@ -391,10 +391,16 @@ def _assert_rows(name: str, source: Probabilities | Logits, counts: tuple[int, .
         chex.assert_rank(source.temperature, 0)
 
 
-def check_proposal(proposal: Proposal, target_rows: Rows) -> None:
-    """Check the values of a proposal and of the rows that verify it, under a trace."""
+def check_proposal(proposal: Proposal, target_rows: Rows, bonus: jax.Array) -> None:
+    """Check the values of a proposal and of the rows that verify it, under a trace.
+
+    Rows of padding are not looked at, nor leaves' draft rows, nor their target rows without `bonus`.
+    """
     tree = proposal.tree
     check_tree(tree, _vocab(target_rows), distinct_siblings=proposal.distinct_siblings)
-    as_source(target_rows).check("target", jnp.arange(tree.max_nodes) < tree.num_nodes)
+    nodes = jnp.arange(tree.max_nodes)
+    has_children = tree.children[:, 0] >= 0
+    is_read = (nodes < tree.num_nodes) & (has_children | bonus | (nodes == ROOT))
+    as_source(target_rows).check("target", is_read)
     if proposal.draft_rows is not None:
-        as_source(proposal.draft_rows).check("draft", tree.children[:-1, 0] >= 0)
+        as_source(proposal.draft_rows).check("draft", has_children[:-1])

@@ -1,12 +1,13 @@
 """Any model as a callable from contexts to rows, with its answers checked.
 
 A provider must be a pure function of the context: the same row for the same context, whatever was
-asked before. Laws are lossless only then. `audit_provider` asks again and tells; the loops
-themselves never ask twice, so that their counts stay exact.
+asked before or beside it. Laws are lossless only then. `audit_provider` asks again and tells; the
+loops themselves never ask twice, so that their counts stay exact.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,6 +30,10 @@ class Answer(NamedTuple):
 
     id: int
     row: Any  # [V]
+
+
+class MalformedAnswerError(RowError):
+    """A callback gave back something that is no row, or in a batch no pair of an id and a row."""
 
 
 class MissingRowError(RowError):
@@ -78,11 +83,17 @@ class Softmax:
             raise ValueError(f"temperature is {self.temperature}: it must be finite and at least 0")
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """Turn logits [V] into probabilities, float32 [V]."""
+        """Turn logits [V] into probabilities, float32 [V].
+
+        >>> Softmax(temperature=0)(np.array([1.0, 3.0, 3.0])).tolist()
+        [0.0, 1.0, 0.0]
+        """
         if self.temperature == 0:
             return (np.arange(len(logits)) == np.argmax(logits)).astype(np.float32)
-        scaled = logits.astype(np.float64) / self.temperature
-        weights = np.exp(scaled - scaled.max())
+        exact = logits.astype(np.float64)
+        # The peak goes off first: a logit over a tiny temperature may overflow, downwards only.
+        with np.errstate(over="ignore"):
+            weights = np.exp((exact - exact.max()) / self.temperature)
         return (weights / weights.sum()).astype(np.float32)
 
 
@@ -110,10 +121,16 @@ class Provider:
     Attributes:
       name: the model's id in records; comparisons need equal ids.
       vocab: V.
-      ask: one context -> row [V]; or, with `is_batched`, a list of `Query` -> a list of `Answer`
-        with the same ids in the same order.
+      ask: one context -> row [V]; or, with `is_batched`, a list of `Query` -> an `Answer` (or pair)
+        for each, with the same ids in the same order. Rows are copied as they arrive, so a callback
+        may fill one buffer again and again.
       is_batched: which of the two `ask` is.
       transform: None if rows are probabilities; `Softmax(temperature)` if they are logits.
+
+    >>> coin = Provider(name="coin", vocab=2, ask=lambda context: [0.25, 0.75])
+    >>> rows, usage = coin.rows([(0,), (0, 1)])
+    >>> rows.tolist(), usage
+    ([[0.25, 0.75], [0.25, 0.75]], Usage(queries=2, calls=2))
     """
 
     name: str
@@ -127,6 +144,30 @@ class Provider:
         if self.vocab < 1:
             raise ValueError(f"provider {self.name!r}: vocab is {self.vocab}, must be at least 1")
 
+    def check_context(self, context: Sequence[int] | np.ndarray) -> Context:
+        """Return a context as a tuple of plain integers, if this model can be asked about it.
+
+        Raises:
+          ValueError: it is empty, or holds something that is not a token of the vocabulary.
+
+        >>> Provider(name="coin", vocab=2, ask=len).check_context(np.array([0, 1, 1]))
+        (0, 1, 1)
+        """
+        tokens = np.asarray(context)
+        if tokens.shape == (0,):
+            raise ValueError(
+                f"{self.name}: the context is empty; it holds at least the root's token"
+            )
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"{self.name}: a context is a sequence of token ids, not {context!r}")
+        bad = np.flatnonzero((tokens < 0) | (tokens >= self.vocab))
+        if bad.size:
+            raise ValueError(
+                f"{self.name}: context entry {bad[0]} is {tokens[bad[0]]}, outside the vocabulary of "
+                f"{self.vocab}"
+            )
+        return tuple(tokens.tolist())
+
     def rows(self, contexts: Sequence[Context]) -> tuple[np.ndarray, Usage]:
         """Ask for the rows of some contexts, in one call if the provider is batched.
 
@@ -134,41 +175,70 @@ class Provider:
           contexts: token ids, each of them a tuple.
 
         Returns:
-          (float32 [n, V] probabilities, what it took).
+          (float32 [n, V] probabilities, what it took). No contexts, no call.
 
         Raises:
-          RowError: one of its subclasses, naming the provider, the context and the value.
+          RowError: one of its subclasses, naming the provider, the context and the value. What the
+            callback itself raises passes through.
         """
         if not contexts:
             return np.zeros((0, self.vocab), np.float32), Usage()
         if self.is_batched:
             queries = [Query(number, context) for number, context in enumerate(contexts)]
-            answers = self._match(queries, self.ask(queries))
-            usage = Usage(len(contexts), 1)
-        else:
-            answers = [self.ask(context) for context in contexts]
-            usage = Usage(len(contexts), len(contexts))
-        checked = [self._check(c, row) for c, row in zip(contexts, answers, strict=True)]
-        return np.stack(checked), usage
+            answers = self._match(queries, self.ask(list(queries)))
+            checked = [self._check(c, row) for c, row in zip(contexts, answers, strict=True)]
+            return np.stack(checked), Usage(len(contexts), 1)
+        checked = [self._check(c, self._copy(self.ask(c), c)) for c in contexts]
+        return np.stack(checked), Usage(len(contexts), len(contexts))
 
-    def _match(self, queries: list[Query], answers: Iterable[Any]) -> list[Any]:
+    def _copy(self, row: Any, context: Context | None) -> np.ndarray:
+        """Take a row as an array that the callback no longer holds."""
+        try:
+            return np.array(row)
+        except ValueError as error:
+            raise MalformedAnswerError(
+                f"{self.name}: row for context {context} is not an array: {error}"
+            ) from error
+
+    def _match(self, queries: list[Query], answers: Any) -> list[np.ndarray]:
         """Hold the ids of a batch of answers against those of its queries."""
-        found = [Answer(*answer) for answer in answers]
-        wanted = {query.id: query for query in queries}
-        ids = [int(answer.id) for answer in found]
-        for answer_id in ids:
-            if answer_id not in wanted:
-                raise ExtraRowError(
-                    f"{self.name}: a row for id {answer_id}, which was not asked for; asked were "
-                    f"ids 0 to {len(queries) - 1}, the first for context {queries[0].context}"
-                )
-        if len(set(ids)) < len(ids):
-            twice = next(i for i in ids if ids.count(i) > 1)
-            raise ExtraRowError(
-                f"{self.name}: two rows for id {twice}, context {wanted[twice].context}"
+        asked = (
+            f"asked were ids 0 to {len(queries) - 1}, the first for context {queries[0].context}"
+        )
+        if not hasattr(answers, "__iter__"):
+            raise MalformedAnswerError(
+                f"{self.name}: the batch callback gave back a {type(answers).__name__}, wanted a "
+                f"list of Answer(id, row); {asked}"
             )
+        contexts = dict(queries)
+        ids: list[int] = []
+        rows: list[np.ndarray] = []
+        for place, answer in enumerate(answers):
+            if not isinstance(answer, tuple | list) or len(answer) != 2:
+                raise MalformedAnswerError(
+                    f"{self.name}: answer {place} is a {type(answer).__name__}, wanted "
+                    f"Answer(id, row); {asked}"
+                )
+            try:
+                ids.append(operator.index(answer[0]))
+            except TypeError as error:
+                raise MalformedAnswerError(
+                    f"{self.name}: answer {place} has id {answer[0]!r}, not an integer; {asked}"
+                ) from error
+            rows.append(self._copy(answer[1], contexts.get(ids[-1])))
+        seen: set[int] = set()
+        for answer_id in ids:
+            if answer_id not in contexts:
+                raise ExtraRowError(
+                    f"{self.name}: a row for id {answer_id}, which was not asked for; {asked}"
+                )
+            if answer_id in seen:
+                raise ExtraRowError(
+                    f"{self.name}: two rows for id {answer_id}, context {contexts[answer_id]}"
+                )
+            seen.add(answer_id)
         for query in queries:
-            if query.id not in ids:
+            if query.id not in seen:
                 raise MissingRowError(
                     f"{self.name}: no row for id {query.id}, context {query.context}"
                 )
@@ -178,41 +248,46 @@ class Provider:
                     f"{self.name}: answer {place} is for id {answer_id}, wanted id {query.id}, "
                     f"context {query.context}; give rows back in the order asked"
                 )
-        return [answer.row for answer in found]
+        return rows
 
-    def _check(self, context: Context, row: Any) -> np.ndarray:
-        """Check one row and turn it into float32 probabilities."""
-        values = np.asarray(row)
+    def _check(self, context: Context, values: np.ndarray) -> np.ndarray:
+        """Check one row, in the precision it came in, and turn it into float32 probabilities."""
         place = f"{self.name}: row for context {context}"
         if values.shape != (self.vocab,):
             raise RowWidthError(f"{place} has shape {values.shape}, wanted ({self.vocab},)")
         dtype = values.dtype.name
         if dtype not in MASS_TOLERANCE:
             raise NotADistributionError(f"{place} has dtype {dtype}, wanted a float type")
-        values = values.astype(np.float32)
+        exact = values.astype(np.float64)
         if self.transform is not None:
-            bad = np.flatnonzero(np.isnan(values) | (values == np.inf))
+            bad = np.flatnonzero(np.isnan(exact) | (exact == np.inf))
             if bad.size:
-                raise NonFiniteRowError(f"{place}: logit {bad[0]} is {values[bad[0]]}")
-            if np.all(values == -np.inf):
+                raise NonFiniteRowError(f"{place}: logit {bad[0]} is {exact[bad[0]]}")
+            if np.all(exact == -np.inf):
                 raise NotADistributionError(f"{place}: every logit is -inf, so it has no mass")
-            return self.transform(values)
-        bad = np.flatnonzero(~np.isfinite(values))
+            return self.transform(exact)
+        bad = np.flatnonzero(~np.isfinite(exact))
         if bad.size:
-            raise NonFiniteRowError(f"{place}: entry {bad[0]} is {values[bad[0]]}")
-        bad = np.flatnonzero(values < 0)
+            raise NonFiniteRowError(f"{place}: entry {bad[0]} is {exact[bad[0]]}")
+        bad = np.flatnonzero(exact < 0)
         if bad.size:
-            raise NotADistributionError(f"{place}: entry {bad[0]} is {values[bad[0]]}, below 0")
-        mass = float(values.sum(dtype=np.float64))
+            raise NotADistributionError(f"{place}: entry {bad[0]} is {exact[bad[0]]}, below 0")
+        mass = float(exact.sum())
         if abs(mass - 1) > MASS_TOLERANCE[dtype]:
             raise NotADistributionError(
                 f"{place}: mass is {mass}, not 1 within {MASS_TOLERANCE[dtype]}"
             )
-        return values
+        return exact.astype(np.float32)
 
 
-def audit_provider(provider: Provider, contexts: Sequence[Context], *, repeats: int = 2) -> None:
-    """Ask a provider again, in another order and one by one, and compare bit for bit.
+def audit_provider(
+    provider: Provider,
+    contexts: Sequence[Context],
+    *,
+    repeats: int = 2,
+    tolerance: float = 0.0,
+) -> None:
+    """Ask a provider again, in another order and one by one, and compare.
 
     A provider with state, or whose rows depend on what stands beside them in a batch, is caught if
     the difference shows on these contexts. It is asked `1 + repeats` times for each of them, so call
@@ -221,17 +296,28 @@ def audit_provider(provider: Provider, contexts: Sequence[Context], *, repeats: 
     Args:
       provider: the model.
       contexts: what to ask.
-      repeats: how often to ask again.
+      repeats: how often to ask again, at least once.
+      tolerance: how far two answers may lie apart in an entry; 0 asks for equal bits. A network
+        that is compiled for several batch sizes may need 1e-5.
 
     Raises:
       ImpureProviderError: naming the context, the entry and both values.
+      ValueError: nothing would be asked again.
+
+    >>> steps = iter([[0.5, 0.5], [0.25, 0.75]])
+    >>> audit_provider(Provider("a", vocab=2, ask=lambda context: next(steps)), [(0,)])
+    Traceback (most recent call last):
+      ...
+    jaxspec.providers.ImpureProviderError: a: asked again for context (0,), entry 0 is 0.25, was 0.5
     """
+    if repeats < 1 or not contexts:
+        raise ValueError(f"{repeats} repeats for {len(contexts)} contexts: nothing is asked again")
     first, _ = provider.rows(contexts)
     for repeat in range(repeats):
         order = range(len(contexts) - 1, -1, -1) if repeat % 2 == 0 else range(len(contexts))
         for index in order:
             again, _ = provider.rows([contexts[index]])
-            differs = np.flatnonzero(again[0] != first[index])
+            differs = np.flatnonzero(np.abs(again[0] - first[index]) > tolerance)
             if differs.size:
                 entry = int(differs[0])
                 raise ImpureProviderError(

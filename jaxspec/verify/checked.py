@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import chex
 import jax
+import jax.numpy as jnp
 from jax.experimental import checkify
 
 from jaxspec.checks import functionalise, raise_if
@@ -21,7 +22,8 @@ def checked(verify: Verifier) -> Callable[..., tuple[checkify.Error, Verdict]]:
     It checks every input, those after the first rejection too: rows (finite, non-negative, of unit
     mass within 1e-5 for float32, 1e-3 for float16, 1e-2 for bfloat16; logits finite or -inf),
     draws (finite, in [0, 1)), tokens in range, parents before children, consistent padding, distinct
-    siblings where the kind of proposal needs them. Rows and tokens of padding are not looked at.
+    siblings where the kind of proposal needs them. Rows that no verifier may read are not looked at:
+    those of padding, the draft rows of leaves, and without `bonus` the target rows of leaves.
 
     Args:
       verify: `verify_tree`, `verify_path`, `verify_block` or another with their arguments.
@@ -36,20 +38,20 @@ def checked(verify: Verifier) -> Callable[..., tuple[checkify.Error, Verdict]]:
     >>> rows = jnp.array([[0.5, 0.5], [jnp.nan, 0.5]])
     >>> path = js.sampled_path(jnp.array([0]), draft_rows=jnp.array([[0.5, 0.5]]))
     >>> draws = js.round_draws(jax.random.key(0), 2).verify
-    >>> error, verdict = jax.jit(js.checked(js.verify_path))(draws, path, rows)
+    >>> error, verdict = jax.jit(js.checked(js.verify_path))(draws, path, rows, True)
     >>> error.get().split(" (")[0]
     'target row 1: entry 0 is nan'
     """
 
-    def check(draws: Draws, proposal: Proposal, target_rows: Rows) -> None:
+    def check(draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array) -> None:
         check_draws(draws)
-        check_proposal(proposal, target_rows)
+        check_proposal(proposal, target_rows, bonus)
 
     def verify_and_check(
         draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
     ) -> tuple[checkify.Error, Verdict]:
         assert_proposal(proposal, target_rows)
-        error = functionalise(check)(draws, proposal, target_rows)
+        error = functionalise(check)(draws, proposal, target_rows, jnp.asarray(bonus))
         return error, verify(draws, proposal, target_rows, bonus)
 
     return verify_and_check

@@ -1,0 +1,425 @@
+"""Providers: every bad answer has its own error, with the context in it; good ones come through."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.checks import RowError
+from jaxspec.providers import (
+    Answer,
+    Context,
+    ExtraRowError,
+    ImpureProviderError,
+    MalformedAnswerError,
+    MissingRowError,
+    NonFiniteRowError,
+    NotADistributionError,
+    Provider,
+    Query,
+    ReorderedRowError,
+    RowWidthError,
+    Softmax,
+    Usage,
+    audit_provider,
+)
+
+CONTEXTS: list[Context] = [(5, token) for token in range(10)]
+GOOD = np.array([0.25, 0.5, 0.25], np.float32)
+
+
+def single(row: Any, transform: Softmax | None = None) -> Provider:
+    """A model that gives one row whatever it is asked."""
+    return Provider("single", vocab=3, ask=lambda context: row, transform=transform)
+
+
+def batched(answer: Callable[[list[Query]], Any], transform: Softmax | None = None) -> Provider:
+    return Provider("batch", vocab=3, ask=answer, is_batched=True, transform=transform)
+
+
+def answers(queries: list[Query]) -> list[Answer]:
+    """Rows that tell their contexts apart."""
+    return [Answer(q.id, np.roll(GOOD, q.context[-1])) for q in queries]
+
+
+def with_row(place: int, row: Any) -> Callable[[list[Query]], list[Answer]]:
+    """A batch callback whose row at one place is another."""
+    return lambda queries: [
+        a._replace(row=row) if i == place else a for i, a in enumerate(answers(queries))
+    ]
+
+
+# --- what comes through
+
+
+def test_a_batch_is_one_call_and_single_contexts_are_a_call_each() -> None:
+    asked: list[Any] = []
+
+    def ask(queries: Any) -> Any:
+        asked.append(queries)
+        return answers(queries) if isinstance(queries, list) else np.roll(GOOD, queries[-1])
+
+    rows, usage = batched(ask).rows(CONTEXTS)
+    assert asked == [[Query(i, context) for i, context in enumerate(CONTEXTS)]]
+    assert usage == Usage(queries=10, calls=1)
+    asked.clear()
+    one_by_one, usage = Provider("single", vocab=3, ask=ask).rows(CONTEXTS)
+    assert asked == CONTEXTS
+    assert usage == Usage(queries=10, calls=10)
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, one_by_one)
+    np.testing.assert_array_equal(rows[1], [0.25, 0.25, 0.5])
+
+
+def test_no_contexts_are_no_call() -> None:
+    rows, usage = batched(lambda queries: pytest.fail("was called")).rows([])
+    assert rows.shape == (0, 3)
+    assert usage == Usage(0, 0)
+
+
+def test_usages_add_up() -> None:
+    assert sum([Usage(3, 1), Usage(2, 2)], Usage()) == Usage(queries=5, calls=3)
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_a_buffer_that_the_callback_fills_again_does_not_corrupt_rows(is_batched: bool) -> None:
+    buffer = np.zeros(3, np.float32)
+
+    def fill(context: Context) -> np.ndarray:
+        buffer[:] = np.roll(GOOD, context[-1])
+        return buffer
+
+    def stream(queries: list[Query]) -> Any:
+        for query in queries:
+            yield query.id, fill(query.context)
+
+    rows, _ = Provider("p", 3, stream if is_batched else fill, is_batched).rows(CONTEXTS)
+    buffer[:] = np.nan
+    for context, row in zip(CONTEXTS, rows, strict=True):
+        np.testing.assert_array_equal(row, np.roll(GOOD, context[-1]))
+
+
+def test_a_callback_may_use_up_the_list_of_queries() -> None:
+    def ask(queries: list[Query]) -> list[Answer]:
+        found = []
+        while queries:
+            query = queries.pop(0)
+            found.append(Answer(query.id, GOOD))
+        return found
+
+    assert batched(ask).rows(CONTEXTS)[1] == Usage(10, 1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_rows_of_any_float_dtype_arrive_as_float32(dtype: Any) -> None:
+    row = jnp.array([0.1, 0.6, 0.3], dtype)
+    rows, _ = single(row).rows([(0,)])
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows[0], np.asarray(row.astype(jnp.float32)))
+
+
+def test_lists_and_float64_rows_arrive_as_float32() -> None:
+    for row in ([0.1, 0.6, 0.3], np.array([0.1, 0.6, 0.3])):
+        np.testing.assert_array_equal(single(row).rows([(0,)])[0][0], np.float32([0.1, 0.6, 0.3]))
+
+
+def test_ids_may_be_integers_of_any_library() -> None:
+    for make in (np.int64, jnp.int32):
+        provider = batched(lambda queries, make=make: [(make(q.id), GOOD) for q in queries])
+        assert provider.rows(CONTEXTS)[0].shape == (10, 3)
+
+
+# --- bad rows: the 7th of a batch, and the answer to a single context
+
+
+BAD_ROWS = {
+    "nan": ([0.5, np.nan, 0.5], NonFiniteRowError, "entry 1 is nan"),
+    "infinity": ([0.5, 0.5, np.inf], NonFiniteRowError, "entry 2 is inf"),
+    "negative": ([1.5, -0.5, 0.0], NotADistributionError, "entry 1 is -0.5, below 0"),
+    "tiny negative": ([1.0, -1e-300, 0.0], NotADistributionError, "entry 1 is -1e-300, below 0"),
+    "mass": ([0.25, 0.25, 0.375], NotADistributionError, "mass is 0.875, not 1 within 1e-05"),
+    "huge": ([1e300, 0.0, 0.0], NotADistributionError, r"mass is 1e\+300, not 1"),
+    "narrow": ([0.5, 0.5], RowWidthError, r"has shape \(2,\), wanted \(3,\)"),
+    "wide": ([0.5, 0.5, 0.0, 0.0], RowWidthError, r"has shape \(4,\), wanted \(3,\)"),
+    "2-D": ([[0.25, 0.5, 0.25]], RowWidthError, r"has shape \(1, 3\), wanted \(3,\)"),
+    "scalar": (1.0, RowWidthError, r"has shape \(\), wanted \(3,\)"),
+    "nothing": (None, RowWidthError, r"has shape \(\), wanted \(3,\)"),
+    "ragged": ([[1.0], [0.0, 0.0], [0.0]], MalformedAnswerError, "is not an array"),
+    "integers": ([0, 1, 0], NotADistributionError, "has dtype int64, wanted a float type"),
+    "words": (["a", "b", "c"], NotADistributionError, "wanted a float type"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_ROWS)
+def test_a_bad_row_is_named_with_its_context_and_value(fault: str) -> None:
+    row, error, message = BAD_ROWS[fault]
+    with pytest.raises(error, match=rf"batch: row for context \(5, 6\).*{message}"):
+        batched(with_row(6, row)).rows(CONTEXTS)
+    with pytest.raises(error, match=rf"single: row for context \(5, 0\).*{message}"):
+        single(row).rows(CONTEXTS)
+
+
+def test_every_kind_of_bad_answer_has_an_error_of_its_own() -> None:
+    errors = {error for _, error, _ in BAD_ROWS.values()}
+    errors |= {ExtraRowError, MissingRowError, ReorderedRowError, ImpureProviderError}
+    assert len(errors) == 8
+    assert all(issubclass(error, RowError) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mass", "is_accepted"),
+    [
+        ("float32", 1 + 2**-17, True),
+        ("float32", 1 + 2**-16, False),
+        ("float16", 1 - 2**-10, True),
+        ("float16", 1 - 2**-9, False),
+        ("bfloat16", 1 - 2**-7, True),
+        ("bfloat16", 1 - 2**-6, False),
+    ],
+)
+def test_the_mass_may_be_off_by_what_the_dtype_rounds(
+    dtype: str, mass: float, is_accepted: bool
+) -> None:
+    provider = single(jnp.array([mass, 0.0, 0.0], dtype))
+    if is_accepted:
+        assert provider.rows([(0,)])[0][0, 0] == np.float32(mass)
+    else:
+        with pytest.raises(NotADistributionError, match="not 1 within"):
+            provider.rows([(0,)])
+
+
+# --- bad batches
+
+
+def swapped(queries: list[Query]) -> list[Answer]:
+    found = answers(queries)
+    found[3], found[4] = found[4], found[3]
+    return found
+
+
+BAD_BATCHES = {
+    "missing": (
+        lambda qs: [a for a in answers(qs) if a.id != 6],
+        MissingRowError,
+        r"no row for id 6, context \(5, 6\)",
+    ),
+    "none at all": (lambda qs: [], MissingRowError, r"no row for id 0, context \(5, 0\)"),
+    "extra": (
+        lambda qs: [*answers(qs), Answer(10, GOOD)],
+        ExtraRowError,
+        r"a row for id 10, which was not asked for; .* ids 0 to 9, the first for context \(5, 0\)",
+    ),
+    "negative id": (
+        lambda qs: [Answer(-1, GOOD), *answers(qs)[1:]],
+        ExtraRowError,
+        "a row for id -1, which was not asked for",
+    ),
+    "duplicate id": (
+        lambda qs: [*answers(qs)[:-1], answers(qs)[2]],
+        ExtraRowError,
+        r"two rows for id 2, context \(5, 2\)",
+    ),
+    "reordered": (
+        swapped,
+        ReorderedRowError,
+        r"answer 3 is for id 4, wanted id 3, context \(5, 3\)",
+    ),
+    "reversed": (
+        lambda qs: answers(qs)[::-1],
+        ReorderedRowError,
+        r"answer 0 is for id 9, wanted id 0, context \(5, 0\)",
+    ),
+    "no list": (lambda qs: None, MalformedAnswerError, r"gave back a NoneType.*context \(5, 0\)"),
+    "a bare array of rows": (
+        lambda qs: np.stack([a.row for a in answers(qs)]),
+        MalformedAnswerError,
+        r"answer 0 is a ndarray, wanted Answer\(id, row\)",
+    ),
+    "a triple": (lambda qs: [(0, GOOD, 1)], MalformedAnswerError, "answer 0 is a tuple, wanted"),
+    "a fractional id": (
+        lambda qs: [(q.id + 0.5, GOOD) for q in qs],
+        MalformedAnswerError,
+        r"answer 0 has id 0.5, not an integer",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_BATCHES)
+def test_a_batch_that_does_not_match_its_queries_is_refused(fault: str) -> None:
+    ask, error, message = BAD_BATCHES[fault]
+    with pytest.raises(error, match=message) as caught:
+        batched(ask).rows(CONTEXTS)
+    assert caught.type is error
+    assert str(caught.value).startswith("batch: ")
+
+
+def test_rows_of_two_tokens_are_not_taken_for_pairs_of_id_and_row() -> None:
+    rows = np.array([[0.0, 1.0], [1.0, 0.0]])
+    provider = Provider("binary", vocab=2, ask=lambda queries: rows, is_batched=True)
+    with pytest.raises(MalformedAnswerError, match="answer 0 is a ndarray"):
+        provider.rows([(0,), (1,)])
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_what_a_callback_raises_passes_through_and_it_can_be_asked_again(is_batched: bool) -> None:
+    class OutOfMemoryError(Exception):
+        pass
+
+    fault, is_down = OutOfMemoryError("7th"), [True]
+
+    def one(context: Context) -> np.ndarray:
+        if context[-1] == 6 and is_down[0]:
+            raise fault
+        return np.roll(GOOD, context[-1])
+
+    def many(queries: list[Query]) -> Any:
+        return ((q.id, one(q.context)) for q in queries)  # raises while it is read
+
+    provider = Provider("p", 3, many if is_batched else one, is_batched)
+    with pytest.raises(OutOfMemoryError) as caught:
+        provider.rows(CONTEXTS)
+    assert caught.value is fault
+    is_down[0] = False
+    np.testing.assert_array_equal(provider.rows(CONTEXTS)[0][6], GOOD)
+
+
+# --- logits
+
+
+def test_logits_become_their_softmax() -> None:
+    logits = np.log(np.array([1.0, 2.0, 5.0])) + 300.0
+    rows, _ = single(logits, Softmax()).rows([(0,)])
+    np.testing.assert_allclose(rows[0], [0.125, 0.25, 0.625], rtol=1e-6)
+    rows, _ = single(logits, Softmax(temperature=0.5)).rows([(0,)])
+    np.testing.assert_allclose(rows[0], np.array([1, 4, 25]) / 30, rtol=1e-6)
+
+
+def test_a_logit_of_minus_infinity_is_probability_0() -> None:
+    for temperature in (0.0, 0.5, 1.0):
+        rows, _ = single([0.0, -np.inf, -np.inf], Softmax(temperature)).rows([(0,)])
+        assert rows.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_at_temperature_0_the_lowest_of_equal_logits_takes_all(dtype: Any) -> None:
+    rows, _ = single(jnp.array([1.0, 2.0, 2.0], dtype), Softmax(0)).rows([(0,)])
+    assert rows.tolist() == [[0.0, 1.0, 0.0]]
+    rows, _ = single(jnp.zeros(3, dtype), Softmax(0)).rows([(0,)])
+    assert rows.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("logits", [[3e38, -3e38, 0.0], [1e308, -1e308, 0.0], [5.0, 4.0, -5.0]])
+def test_extreme_logits_and_temperatures_give_rows_without_nan(logits: list[float]) -> None:
+    for temperature in (1e-300, 1e-40, 1e-3):
+        rows, _ = single(logits, Softmax(temperature)).rows([(0,)])
+        assert rows.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("logits", "error", "message"),
+    [
+        ([0.0, np.nan, 0.0], NonFiniteRowError, "logit 1 is nan"),
+        ([0.0, 0.0, np.inf], NonFiniteRowError, "logit 2 is inf"),
+        ([-np.inf] * 3, NotADistributionError, "every logit is -inf"),
+        ([0.0, 0.0], RowWidthError, "shape"),
+        ([0, 0, 0], NotADistributionError, "dtype int64"),
+    ],
+)
+def test_bad_logits_are_refused_at_any_temperature(
+    logits: list[float], error: type[RowError], message: str
+) -> None:
+    for temperature in (0.0, 1.0):
+        with pytest.raises(error, match=rf"row for context \(5, 6\).*{message}"):
+            batched(with_row(6, logits), Softmax(temperature)).rows(CONTEXTS)
+
+
+@pytest.mark.parametrize("temperature", [-0.5, np.nan, np.inf])
+def test_a_temperature_that_is_none_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match=f"temperature is {temperature}"):
+        Softmax(temperature)
+
+
+# --- contexts
+
+
+def test_a_context_comes_back_as_plain_integers() -> None:
+    provider = single(GOOD)
+    for context in ((2, 0, 1), [2, 0, 1], np.array([2, 0, 1]), jnp.array([2, 0, 1])):
+        checked = provider.check_context(context)
+        assert checked == (2, 0, 1)
+        assert all(type(token) is int for token in checked)
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        ((), "context is empty"),
+        ((0, 3, 1), "context entry 1 is 3, outside the vocabulary of 3"),
+        ((0, -1), "context entry 1 is -1, outside the vocabulary of 3"),
+        ((0.0, 1.0), "sequence of token ids"),
+        ([[0, 1]], "sequence of token ids"),
+        ("abc", "sequence of token ids"),
+    ],
+)
+def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"single: .*{message}"):
+        single(GOOD).check_context(context)
+
+
+def test_a_model_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocab is 0"):
+        Provider("none", vocab=0, ask=lambda context: [])
+
+
+# --- purity
+
+
+def test_a_pure_provider_passes_the_audit_and_is_asked_as_often_as_it_says() -> None:
+    calls: list[int] = []
+
+    def ask(queries: list[Query]) -> list[Answer]:
+        calls.append(len(queries))
+        return answers(queries)
+
+    audit_provider(batched(ask), CONTEXTS, repeats=2)
+    assert calls == [10] + 20 * [1]  # all at once, then each alone, twice
+
+
+def test_a_provider_that_counts_its_calls_is_caught() -> None:
+    count = iter(range(1000))
+    provider = Provider("counter", 3, lambda context: np.roll(GOOD, next(count)))
+    with pytest.raises(ImpureProviderError, match=r"counter: .*\(5, 9\), entry \d is 0\.\d+, was"):
+        audit_provider(provider, CONTEXTS)
+
+
+def test_a_provider_that_drifts_in_one_bit_is_caught_unless_it_may() -> None:
+    drift = iter(np.arange(1000) * 2.0**-24)
+    provider = Provider("drift", 3, lambda c: np.array([0.5 - (d := next(drift)), 0.5 + d, 0.0]))
+    with pytest.raises(ImpureProviderError, match=r"context \(5, 1\), entry 0 is"):
+        audit_provider(provider, CONTEXTS[:2])
+    audit_provider(provider, CONTEXTS[:2], tolerance=1e-5)
+
+
+def test_a_provider_whose_rows_depend_on_their_company_is_caught() -> None:
+    def ask(queries: list[Query]) -> list[Answer]:
+        return [Answer(q.id, np.roll(GOOD, len(queries) // 5)) for q in queries]
+
+    with pytest.raises(ImpureProviderError, match=r"batch: asked again for context \(5, 9\)"):
+        audit_provider(batched(ask), CONTEXTS)
+
+
+def test_a_batch_that_gives_rows_of_other_contexts_under_the_right_ids_is_caught() -> None:
+    def ask(queries: list[Query]) -> list[Answer]:
+        rows = [a.row for a in answers(queries)]
+        return [Answer(q.id, row) for q, row in zip(queries, rows[1:] + rows[:1], strict=True)]
+
+    with pytest.raises(ImpureProviderError, match=r"asked again for context \(5, 8\)"):
+        audit_provider(batched(ask), CONTEXTS)
+
+
+def test_an_audit_that_would_ask_nothing_is_refused() -> None:
+    for contexts, repeats in ((CONTEXTS, 0), ([], 2)):
+        with pytest.raises(ValueError, match="nothing is asked again"):
+            audit_provider(single(GOOD), contexts, repeats=repeats)

@@ -1,25 +1,35 @@
 """Proofs by counting: grids of draws, exact laws."""
 
+from jaxspec.audit.decoding import DecodingLaw, decoding_law, target_law
 from jaxspec.audit.grid import count_outcomes, single_path_counts, two_level_tree_counts
 from jaxspec.audit.instances import Instance, instances_for
 from jaxspec.audit.law import Cells, Law, exact_law, joint_law, replay, search
+from jaxspec.audit.report import AuditReport, audit_rules
 from jaxspec.audit.rounds import Capacity, Outcome, Round, World, make_round
+from jaxspec.audit.statistics import GTest, g_test
 
 __all__ = (
+    "AuditReport",
     "Capacity",
     "Cells",
+    "DecodingLaw",
+    "GTest",
     "Instance",
     "Law",
     "Outcome",
     "Round",
     "World",
+    "audit_rules",
     "count_outcomes",
+    "decoding_law",
     "exact_law",
+    "g_test",
     "instances_for",
     "joint_law",
     "make_round",
     "replay",
     "search",
     "single_path_counts",
+    "target_law",
     "two_level_tree_counts",
 )

@@ -10,9 +10,6 @@ denotes the size of the alphabet, L the length of a context.
 """
 
 import dataclasses
-import functools
-import importlib.resources
-import lzma
 import math
 
 import jax
@@ -20,17 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK = 8192  # characters per block of the held-out split
-_SHARE = 20  # one block in so many is held out
+from jaxspec.models.text import ContextError, TextError, encode, refuse, token_ids
+from jaxspec.providers import Answer, Provider, Query
+
 _CHUNK = 4096  # positions scored at once by `bits_per_character`
-
-
-class TextError(ValueError):
-    """A text, an alphabet or an order that no model can be counted from."""
-
-
-class ContextError(ValueError):
-    """A context, or another array of token ids, that does not fit a model's alphabet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,9 +100,9 @@ class NGram:
         >>> [[round(entry, 3) for entry in row] for row in rows.tolist()]
         [[0.167, 0.833], [0.75, 0.25], [0.5, 0.5]]
         """
-        ids = _integers(contexts, "contexts", -1, self.vocabulary)
+        ids = token_ids(contexts, "contexts", -1, self.vocabulary)
         late = (ids < 0) & np.logical_or.accumulate(ids >= 0, axis=-1)
-        _refuse(ids, late, "contexts", "right of a symbol; padding stands on the left")
+        refuse(ids, late, "contexts", "right of a symbol; padding stands on the left")
         return jnp.asarray(self._rows(ids).astype(np.float32))
 
     def row(self, context: npt.ArrayLike) -> jax.Array:
@@ -156,6 +146,31 @@ class NGram:
         if not 0 <= order <= self.order:
             raise TextError(f"order {order} is not in 0 .. {self.order}; fit a model of that order")
         return dataclasses.replace(self, tables=self.tables[:order])
+
+    def provider(self, name: str) -> Provider:
+        """Return the model as a provider for builders, scorers and decoders.
+
+        All contexts of a call are looked up at once; its rows are those of `rows`.
+
+        Args:
+          name: the model's id in records.
+
+        >>> model = fit_ngram("abab", 2).provider("ab")
+        >>> rows, usage = model.rows([(0, 1), (0,)])
+        >>> usage
+        Usage(queries=2, calls=1)
+        """
+        reach = max(self.order - 1, 1)
+
+        def ask(queries: list[Query]) -> list[Answer]:
+            contexts = np.full((len(queries), reach), -1, np.int64)
+            for place, query in enumerate(queries):
+                tail = query.context[-reach:]
+                contexts[place, reach - len(tail) :] = tail
+            rows = np.asarray(self.rows(contexts))
+            return [Answer(query.id, row) for query, row in zip(queries, rows, strict=True)]
+
+        return Provider(name=name, vocab=self.vocabulary, ask=ask, is_batched=True)
 
     def _rows(self, contexts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return float64 rows [..., V] of checked contexts [..., L]."""
@@ -284,144 +299,3 @@ def bits_per_character(model: NGram, text: str) -> float:
         rows = model._rows(chunk[:, :-1])
         bits -= float(np.log2(np.take_along_axis(rows, chunk[:, -1:], axis=1)).sum())
     return bits / len(tokens)
-
-
-def encode(text: str, alphabet: str) -> npt.NDArray[np.int32]:
-    """Return the token id of every character.
-
-    `decode(encode(text, alphabet), alphabet)` is the text.
-
-    Args:
-      text: any length.
-      alphabet: sorted distinct symbols.
-
-    Returns:
-      int32 [len(text)] in [0, V).
-
-    Raises:
-      TextError: a symbol outside the alphabet, or an alphabet that is not sorted distinct symbols.
-
-    >>> encode("cab", "abc").tolist()
-    [2, 0, 1]
-    """
-    known, points = (
-        np.frombuffer(symbols.encode("utf-32-le", "surrogatepass"), np.uint32)
-        for symbols in (alphabet, text)
-    )
-    if not alphabet or (known[1:] <= known[:-1]).any():
-        raise TextError(f"alphabet {alphabet!r} is empty, unsorted or repeats a symbol; sort a set")
-    tokens = np.searchsorted(known, points)
-    strange = np.flatnonzero(known.take(tokens, mode="clip") != points)
-    if strange.size:
-        at = int(strange[0])
-        raise TextError(f"text[{at}] is {text[at]!r}, not in the alphabet {alphabet!r}; replace it")
-    return tokens.astype(np.int32)
-
-
-def decode(tokens: npt.ArrayLike, alphabet: str) -> str:
-    """Return the text of token ids.
-
-    Args:
-      tokens: integers [L] in [0, V); take padding off first.
-      alphabet: the symbols.
-
-    Returns:
-      L characters.
-
-    Raises:
-      ContextError: an id outside [0, V), not integers, or not one axis.
-
-    >>> decode([2, 0, 1], "abc")
-    'cab'
-    """
-    ids = _integers(tokens, "tokens", 0, len(alphabet))
-    if ids.ndim != 1:
-        raise ContextError(f"tokens has shape {ids.shape}, not [L]; decode one sequence at a time")
-    return "".join(alphabet[i] for i in ids)
-
-
-def _integers(value: npt.ArrayLike, name: str, low: int, high: int) -> npt.NDArray[np.int64]:
-    """Return token ids as int64 [..., L], all in [low, high), or say what is wrong."""
-    ids = np.asarray(value)
-    if ids.ndim == 0:
-        raise ContextError(f"{name} is a scalar; give an array [..., L] of token ids, L may be 0")
-    if ids.size and not np.issubdtype(ids.dtype, np.integer):
-        raise ContextError(f"{name} has dtype {ids.dtype}; token ids are integers")
-    _refuse(ids, (ids < low) | (ids >= high), name, f"outside [{low}, {high}); use encode")
-    return ids.astype(np.int64)
-
-
-def _refuse(ids: npt.NDArray[np.integer], bad: npt.NDArray[np.bool_], name: str, why: str) -> None:
-    """Raise for the first bad entry, if there is one."""
-    if bad.any():
-        at = np.argwhere(bad)[0].tolist()
-        raise ContextError(f"{name}{at} is {ids[tuple(at)]}, {why}")
-
-
-@functools.lru_cache(maxsize=1)
-def shipped_text() -> str:
-    r"""Return the text that comes with the package: the King James Bible, 1611, public domain.
-
-    4,153,207 ASCII characters, 73 symbols; `data/README.md` says where it is from.
-
-    Returns:
-      The text, read once.
-
-    >>> shipped_text()[11:66]
-    'In the beginning God created the heaven and the earth.\n'
-    """
-    packed = importlib.resources.files("jaxspec.models") / "data" / "kjv.txt.xz"
-    return lzma.decompress(packed.read_bytes()).decode("ascii")
-
-
-def split_text(text: str, held_out: bool = False) -> str:
-    """Return the training part of a text, or the part held out for measurements.
-
-    The last of every 20 blocks of 8192 characters is held out; a text of fewer than 20 blocks is
-    all training. Blocks are joined as they come, so a few n-grams at the seams were never written.
-
-    Args:
-      text: any length.
-      held_out: whether to return the held-out blocks; else all the others.
-
-    Returns:
-      The blocks chosen, in order.
-
-    >>> text = "a" * 19 * 8192 + "b" * 8192 + "c"
-    >>> set(split_text(text, held_out=True)), len(split_text(text))
-    ({'b'}, 155649)
-    """
-    blocks = (text[at : at + _BLOCK] for at in range(0, len(text), _BLOCK))
-    return "".join(b for n, b in enumerate(blocks) if (n % _SHARE == _SHARE - 1) == held_out)
-
-
-def shipped_pair(target_order: int = 5, draft_order: int = 3) -> tuple[NGram, NGram]:
-    """Return a target and a draft counted from the training part of the shipped text.
-
-    They share their tables and one alphabet, that of the whole shipped text, so that held-out text
-    can be encoded. Over held-out contexts E sum_x min(p(x), q(x)), the chance that the target keeps
-    a token of the draft, is 0.64 for the default pair, 0.45 for a 2-gram draft, 0.82 for a 4-gram.
-
-    Args:
-      target_order: order of the target, at least 0.
-      draft_order: order of the draft, at least 0; it may exceed the target's.
-
-    Returns:
-      The target and the draft; the counting, a second or two, is done once per longest order.
-
-    Raises:
-      TextError: a negative order, or one longer than the text.
-
-    >>> target, draft = shipped_pair()
-    >>> target.order, draft.order, target.alphabet == draft.alphabet
-    (5, 3, True)
-    """
-    model = _shipped_model(max(target_order, draft_order))
-    return model.truncated(target_order), model.truncated(draft_order)
-
-
-@functools.lru_cache(maxsize=4)
-def _shipped_model(order: int) -> NGram:
-    """Return the model of the training part of the shipped text, with the whole text's alphabet."""
-    text = shipped_text()
-    return fit_ngram(split_text(text), order, "".join(sorted(set(text))))

@@ -47,12 +47,16 @@ def checked(verify: Verifier) -> Callable[..., tuple[checkify.Error, Verdict]]:
         check_draws(draws)
         check_proposal(proposal, target_rows, bonus)
 
+    # A partial application may have settled `bonus` already.
+    default = getattr(verify, "keywords", {}).get("bonus", False)
+
     def verify_and_check(
-        draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+        draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool | None = None
     ) -> tuple[checkify.Error, Verdict]:
+        bonus = default if bonus is None else bonus
         assert_proposal(proposal, target_rows)
         error = functionalise(check)(draws, proposal, target_rows, jnp.asarray(bonus))
-        return error, verify(draws, proposal, target_rows, bonus)
+        return error, verify(draws, proposal, target_rows, bonus=bonus)
 
     return verify_and_check
 
@@ -73,7 +77,7 @@ def strict(verify: Verifier) -> Verifier:
     twin = jax.jit(checked(verify))
 
     def verify_or_raise(
-        draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+        draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool | None = None
     ) -> Verdict:
         rows = [r for r in (target_rows, proposal.draft_rows) if not isinstance(r, Logits)]
         chex.assert_tree_all_finite((draws, rows))

@@ -1,0 +1,303 @@
+"""The exact law of a decoded text, through round boundaries, budget caps and depth adaptation.
+
+The loop's own functions run: it proposes, scores and commits. Its draws alone are taken over. The
+draws of the draft are cut into boxes of one proposal each, by proposing again and again; the
+verification of each proposal is cut into its boxes by search; and each verdict is committed to the
+state that the next round starts from.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.audit.law import UNITS, search
+from jaxspec.audit.rounds import causal_nodes
+from jaxspec.decode.drafters import Draft
+from jaxspec.decode.loop import Decoder
+from jaxspec.decode.state import DecodeState
+from jaxspec.draws import Draws
+from jaxspec.proposals import Proposal
+from jaxspec.providers import Context, Provider
+from jaxspec.rows import BLOCK
+from jaxspec.score import Scores
+from jaxspec.trees import Tree
+from jaxspec.verify import Rule, Verdict, Verifier
+
+_TOGETHER = 32
+"""Rounds whose verification is searched in one go."""
+
+_NEAR = 2
+"""Units of 2^-24 within which rounding leaves an edge of a draft's draw."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingLaw:
+    """The exact law of a decoder's text, held against the target's.
+
+    Attributes:
+      texts: probability of each text, the prompt left out.
+      target_texts: likewise by the target alone.
+      tv: total variation between the two.
+      impossible: mass of texts that the target cannot produce.
+      searches: verifications that were cut into boxes.
+      misses: replays that contradicted a box, of the draft or of the verification; a law with
+        misses proves nothing.
+    """
+
+    texts: dict[Context, float]
+    target_texts: dict[Context, float]
+    tv: float
+    impossible: float
+    searches: int
+    misses: int
+
+
+def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> DecodingLaw:
+    """Compute the exact law of all that a decoder emits after a prompt.
+
+    The work grows as the number of texts, so this is for vocabularies and budgets of a few tokens.
+    The draws of a round are taken to be independent of those of all others, as `round_draws` makes
+    them. The state that a decoder is shown holds no key, so one that draws for itself fails.
+
+    Args:
+      decoder: vocabularies up to 512 tokens, for which one number draws a token.
+      prompt: token ids.
+      batch: evaluations in one call of a compiled verification.
+
+    Returns:
+      The `DecodingLaw`.
+
+    Raises:
+      ValueError: the vocabulary is larger.
+    """
+    if decoder.target.vocab > BLOCK:
+        raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {BLOCK}")
+    start = dataclasses.replace(decoder.start(prompt, jax.random.key(0)), key_data=())
+    pending: dict[DecodeState, float] = {start: 1.0}
+    texts: dict[Context, float] = defaultdict(float)
+    searches = misses = 0
+    while pending:
+        shortest = min(len(state.tokens) for state in pending)  # all that lead to these are done
+        rounds: list[_Round] = []
+        for state in [each for each in pending if len(each.tokens) == shortest]:
+            mass = pending.pop(state)
+            if state.finished:
+                texts[state.new_tokens] += mass
+                continue
+            found, missed = _rounds_from(decoder, state, mass)
+            rounds += found
+            misses += missed
+        searches += len(rounds)
+        for mass, after, missed in _outcomes(decoder, rounds, batch):
+            pending[after] = pending.get(after, 0.0) + mass
+            misses += missed
+    target_texts = target_law(
+        decoder.target, prompt, _longest(decoder, start), stop_tokens=decoder.stop_tokens
+    )
+    every = {*texts, *target_texts}
+    return DecodingLaw(
+        texts=dict(texts),
+        target_texts=target_texts,
+        tv=sum(abs(texts.get(t, 0.0) - target_texts.get(t, 0.0)) for t in every) / 2,
+        impossible=sum(mass for t, mass in texts.items() if target_texts.get(t, 0.0) == 0),
+        searches=searches,
+        misses=misses,
+    )
+
+
+def target_law(
+    target: Provider,
+    prompt: Context,
+    length: int,
+    *,
+    stop_tokens: frozenset[int] = frozenset(),
+) -> dict[Context, float]:
+    """Return the law of the target's own text: up to `length` tokens, or to a stop token."""
+    law: dict[Context, float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[Context, float] = {}
+        for text, mass in law.items():
+            if text and text[-1] in stop_tokens:
+                longer[text] = mass
+                continue
+            (row,), _ = target.rows([(*prompt, *text)])
+            exact = row.astype(np.float64)
+            for token in np.flatnonzero(exact).tolist():
+                longer[(*text, token)] = mass * exact[token] / exact.sum()
+        law = longer
+    return law
+
+
+def _longest(decoder: Decoder, start: DecodeState) -> int:
+    room = decoder.new_tokens
+    if decoder.max_context is not None:
+        room = min(room, decoder.max_context - len(start.tokens))
+    return room
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Round:
+    """One proposal after one text, ready to be verified."""
+
+    mass: float
+    state: DecodeState
+    draft: Draft
+    scores: Scores
+
+
+def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[list[_Round], int]:
+    """Cut the draws that a draft is made with into boxes of one proposal each, and score each.
+
+    Returns:
+      (the rounds, the number of replays inside the boxes that led to another proposal).
+    """
+    nodes = decoder.drafter.max_nodes
+    generator = np.random.default_rng(0)
+
+    drafts: dict[bytes, Draft] = {}
+
+    def propose(units: np.ndarray, block: float = 0.5) -> Draft:
+        pairs = np.stack([np.full(nodes, block), units / UNITS], axis=1).astype(np.float32)
+        if pairs.tobytes() not in drafts:
+            drafts[pairs.tobytes()] = decoder.propose(state, jnp.asarray(pairs))
+        return drafts[pairs.tobytes()]
+
+    boxes = [(np.zeros(nodes, np.int64), np.full(nodes, UNITS, np.int64))]
+    for node in range(1, nodes):
+        boxes = [piece for low, high in boxes for piece in _pieces(propose, low, high, node)]
+    rounds, misses = [], 0
+    for low, high in boxes:
+        draft = propose((low + high) // 2)
+        for units in (low, high - 1, generator.integers(low, high)):
+            again = propose(units, float(generator.integers(UNITS) / UNITS))
+            misses += _content(again) != _content(draft)
+        scores = decoder.score(
+            decoder.target, draft.proposal.tree, state.tokens, bonus=decoder.bonus
+        )
+        share = float(np.prod((high - low)[1:] / UNITS))
+        rounds.append(_Round(mass=mass * share, state=state, draft=draft, scores=scores))
+    return rounds, misses
+
+
+def _pieces(
+    propose: Callable[[np.ndarray], Draft], low: np.ndarray, high: np.ndarray, node: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut a box of draft draws along the draw of one node wherever the proposal changes.
+
+    The draft row on record says where the edges should be, which saves most of the search and
+    decides nothing.
+    """
+    middle = (low + high) // 2
+
+    def at(unit: int) -> bytes:
+        point = middle.copy()
+        point[node] = unit
+        return _content(propose(point))
+
+    def edges(left: int, right: int) -> list[int]:
+        if at(left) == at(right):
+            return []
+        if right - left == 1:
+            return [right]
+        centre = (left + right) // 2
+        return edges(left, centre) + edges(centre, right)
+
+    probes = {0, UNITS // 2, UNITS - 1}
+    for edge in _expected_edges(propose(middle).proposal, node):
+        probes |= {max(edge - _NEAR, 0), min(edge + _NEAR, UNITS - 1)}
+    cuts = [edge for ends in itertools.pairwise(sorted(probes)) for edge in edges(*ends)]
+    for start, stop in itertools.pairwise([0, *cuts, UNITS]):
+        piece = low.copy(), high.copy()
+        piece[0][node], piece[1][node] = start, stop
+        yield piece
+
+
+def _expected_edges(proposal: Proposal, node: int) -> list[int]:
+    """Return where the draw of a node goes from one token to the next by its row on record."""
+    parent = int(proposal.tree.parents[node])
+    if proposal.draft_rows is None or parent < 0:
+        return []
+    row = np.asarray(proposal.draft_rows)[parent].astype(np.float64)
+    running = np.cumsum(row)[:-1] / row.sum()
+    return np.unique(np.rint(running * UNITS).astype(np.int64)).tolist()
+
+
+def _content(draft: Draft) -> bytes:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(draft.proposal))
+
+
+def _outcomes(
+    decoder: Decoder, rounds: Sequence[_Round], batch: int
+) -> Iterator[tuple[float, DecodeState, int]]:
+    """Cut the verification of each round into boxes and commit each verdict.
+
+    Yields:
+      (mass, state after the round, replays that contradicted a box since the last).
+    """
+    rule = decoder.drafter.rule
+    by_order: dict[tuple[int, ...], list[_Round]] = defaultdict(list)
+    for each in rounds:
+        by_order[_test_order(rule, each.draft.proposal.tree)].append(each)
+    for order, alike in by_order.items():
+        for first in range(0, len(alike), _TOGETHER):
+            yield from _outcomes_together(decoder, alike[first : first + _TOGETHER], order, batch)
+
+
+def _test_order(rule: Rule, tree: Tree) -> tuple[int, ...]:
+    """Return the nodes in the order in which their accept draws can first matter, padding last."""
+    tested = causal_nodes(tree, deepest_first=rule.tests_deepest_first)
+    return (*tested, *(node for node in range(1, tree.max_nodes) if node not in tested))
+
+
+def _outcomes_together(
+    decoder: Decoder, rounds: Sequence[_Round], order: tuple[int, ...], batch: int
+) -> Iterator[tuple[float, DecodeState, int]]:
+    """Cut the verification of up to `_TOGETHER` rounds at once: axis 0 says which it is."""
+    padded = [*rounds, *[rounds[-1]] * (_TOGETHER - len(rounds))]
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.asarray(np.stack(leaves)),
+        *[(jax.device_get(each.draft.proposal), each.scores.rows) for each in padded],
+    )
+    world = (stacked, jnp.asarray(decoder.bonus), jnp.float32(len(rounds)))
+    axes = len(order) + 2
+    play = _verification(decoder.drafter.rule.verify)
+    cells = search(play, world, axes, (0, *order, axes - 1), batch=batch)
+    volumes = np.prod((cells.high - cells.low)[:, 1:] / UNITS, axis=1)
+    numbers, verdicts = cells.outcomes
+    masses: dict[bytes, float] = defaultdict(float)
+    first_cell: dict[bytes, int] = {}
+    for cell, volume in enumerate(volumes.tolist()):
+        outcome = b"".join(leaf[cell].tobytes() for leaf in jax.tree.leaves(cells.outcomes))
+        first_cell.setdefault(outcome, cell)
+        masses[outcome] += volume
+    misses = cells.misses
+    for outcome, cell in first_cell.items():
+        each = rounds[int(numbers[cell])]
+        verdict = jax.tree.map(lambda leaf, cell=cell: leaf[cell], verdicts)
+        after = decoder.commit(each.state, each.draft, each.scores, verdict)
+        # What was asked on the way does not decide what comes next.
+        yield each.mass * masses[outcome], dataclasses.replace(after, rounds=()), misses
+        misses = 0
+
+
+@functools.lru_cache(maxsize=16)
+def _verification(verify: Verifier) -> Callable[[Any, jax.Array], tuple[jax.Array, Verdict]]:
+    """Make the function of uniforms that verifies one of some rounds; one object for each rule."""
+
+    def play(world: Any, u: jax.Array) -> tuple[jax.Array, Verdict]:
+        stacked, bonus, count = world
+        number = jnp.minimum(u[0] * count, count - 1).astype(jnp.int32)
+        proposal, rows = jax.tree.map(lambda leaf: leaf[number], stacked)
+        zero = jnp.zeros(1, jnp.float32)
+        accept = jnp.concatenate([zero, u[1:-1]])
+        draws = Draws(accept=accept, final=jnp.concatenate([zero, u[-1:]]))
+        return number, verify(draws, proposal, rows, bonus)
+
+    return play

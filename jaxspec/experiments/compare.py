@@ -1,0 +1,228 @@
+"""Baseline against speculation: the same target, prompt, seed and budget of new tokens.
+
+The sampled texts need not match, since the two use different numbers of draws. What must match is
+their law, and that is what is compared: exactly, by composing the laws of the rounds, where the
+vocabulary is small; else by a G-test over repeated runs that states its power.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec.audit.decoding import decoding_law
+from jaxspec.audit.statistics import GTest, g_test
+from jaxspec.decode import (
+    AdaptiveTree,
+    AdaptiveTreePolicy,
+    Decoder,
+    Drafter,
+    FixedTree,
+    Metrics,
+    SampledPath,
+    metrics_of,
+)
+from jaxspec.providers import Context, Provider
+from jaxspec.verify import RULES
+
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One decode and what it cost.
+
+    Attributes:
+      name: what the decoder is called in tables.
+      decoder: its description in plain values (`Decoder.describe`).
+      prompt: token ids.
+      seed: of its key.
+      text: the new tokens.
+      finished: what ended it: "budget", "stop" or "capacity".
+      metrics: counts and rates.
+    """
+
+    name: str
+    decoder: dict[str, Any]
+    prompt: Context
+    seed: int
+    text: Context
+    finished: str
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class LawComparison:
+    """Whether two decoders have one law.
+
+    Attributes:
+      tokens: how many first tokens were compared.
+      tv: exact total variation between the two laws; None if they were sampled.
+      target_tv: the greater of their exact total variations from the target's; None if sampled.
+      test: the G-test over repeated runs; None if the laws are exact.
+    """
+
+    tokens: int
+    tv: float | None
+    target_tv: float | None
+    test: GTest | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing speaks against one law."""
+        if self.test is not None:
+            return self.test.p_value > self.test.level
+        return max(self.tv or 0.0, self.target_tv or 0.0) <= 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A baseline run and a speculative run.
+
+    Attributes:
+      baseline: plain autoregressive decoding.
+      speculative: with a drafter.
+      law: whether their texts have one law; None if that was not asked.
+    """
+
+    baseline: Run
+    speculative: Run
+    law: LawComparison | None
+
+
+def run_decoder(name: str, decoder: Decoder, prompt: Sequence[int], seed: int) -> Run:
+    """Decode once and count."""
+    state = decoder.run(prompt, jax.random.key(seed))
+    return Run(
+        name=name,
+        decoder=decoder.describe(),
+        prompt=tuple(prompt),
+        seed=seed,
+        text=state.new_tokens,
+        finished=str(state.finished),
+        metrics=metrics_of(state.rounds),
+    )
+
+
+def compare_decoding(
+    name: str,
+    target: Provider,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    seed: int,
+    new_tokens: int,
+    bonus: bool = True,
+    law_tokens: int = 0,
+    law_runs: int = 400,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare a drafter with plain decoding of the same target.
+
+    Providers must be pure functions of context; see `jaxspec.providers.audit_provider`.
+
+    Args:
+      name: what the drafter is called in tables.
+      target: the target model, used by both.
+      drafter: who drafts.
+      prompt: token ids.
+      seed: of the key of both.
+      new_tokens: exact budget of both.
+      bonus: see `Decoder`.
+      law_tokens: compare the law of this many first tokens; 0 for not at all. Exact where there are
+        at most `EXACT_TEXTS` texts of them.
+      law_runs: runs of each decoder where the law must be sampled.
+      progress: told what is being done.
+
+    Returns:
+      The `Comparison`.
+    """
+    tell = progress or (lambda _: None)
+    plain = Decoder(target=target, new_tokens=new_tokens, bonus=bonus)
+    decoder = dataclasses.replace(plain, drafter=drafter)
+    tell("plain decoding")
+    baseline = run_decoder("plain", plain, prompt, seed)
+    tell(name)
+    speculative = run_decoder(name, decoder, prompt, seed)
+    law = None
+    if law_tokens:
+        tell(f"law of the first {law_tokens} tokens")
+        law = compare_laws(plain, decoder, prompt, tokens=law_tokens, runs=law_runs, seed=seed)
+    return Comparison(baseline=baseline, speculative=speculative, law=law)
+
+
+EXACT_TEXTS = 256
+"""Up to this many texts the law of both decoders is computed exactly."""
+
+
+def compare_laws(
+    first: Decoder, second: Decoder, prompt: Sequence[int], *, tokens: int, runs: int, seed: int
+) -> LawComparison:
+    """Compare the laws of the first tokens of two decoders of one target.
+
+    Args:
+      first: a decoder.
+      second: another.
+      prompt: token ids.
+      tokens: how many first tokens.
+      runs: runs of each, if there are more than `EXACT_TEXTS` texts.
+      seed: of those runs; no key is used twice.
+    """
+    first = dataclasses.replace(first, new_tokens=tokens)
+    second = dataclasses.replace(second, new_tokens=tokens)
+    if first.target.vocab**tokens <= EXACT_TEXTS:
+        laws = [decoding_law(decoder, tuple(prompt)) for decoder in (first, second)]
+        every = {*laws[0].texts, *laws[1].texts}
+        tv = sum(abs(laws[0].texts.get(t, 0.0) - laws[1].texts.get(t, 0.0)) for t in every) / 2
+        worst = max(law.tv if law.misses == 0 else 1.0 for law in laws)
+        return LawComparison(tokens=tokens, tv=tv, target_tv=worst, test=None)
+    keys = jax.random.split(jax.random.key(seed), 2 * runs)
+    texts = [
+        [decoder.run(prompt, key).new_tokens for key in half]
+        for decoder, half in ((first, keys[:runs]), (second, keys[runs:]))
+    ]
+    every_text = sorted({*texts[0], *texts[1]})
+    counts = [np.array([sample.count(text) for text in every_text]) for sample in texts]
+    return LawComparison(tokens=tokens, tv=None, target_tv=None, test=g_test(*counts))
+
+
+def compare_path_decoding(
+    target: Provider,
+    draft: Provider,
+    prompt: Sequence[int],
+    *,
+    depth: int = 4,
+    rule: str = "token",
+    **options: Any,
+) -> Comparison:
+    """Compare plain decoding with a sampled path; `options` are those of `compare_decoding`."""
+    drafter = SampledPath(draft=draft, depth=depth, rule=RULES[rule])
+    return compare_decoding("path", target, drafter, prompt, **options)
+
+
+def compare_tree_decoding(
+    target: Provider,
+    draft: Provider,
+    prompt: Sequence[int],
+    *,
+    widths: Sequence[int] = (3, 2, 1, 1),
+    **options: Any,
+) -> Comparison:
+    """Compare plain decoding with a fixed tree; `options` are those of `compare_decoding`."""
+    drafter = FixedTree(draft=draft, widths=tuple(widths))
+    return compare_decoding("fixed tree", target, drafter, prompt, **options)
+
+
+def compare_adaptive_decoding(
+    target: Provider,
+    draft: Provider,
+    prompt: Sequence[int],
+    *,
+    policy: AdaptiveTreePolicy | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compare plain decoding with an adaptive tree; `options` are those of `compare_decoding`."""
+    drafter = AdaptiveTree(draft=draft, policy=policy or AdaptiveTreePolicy())
+    return compare_decoding("adaptive tree", target, drafter, prompt, **options)

@@ -1,0 +1,176 @@
+"""Rows from logits: the law of a temperature, greedy decoding, values that are no logits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec as js
+from jaxspec import Status
+
+BATCH = 256
+WIDE = 33380  # two spans of 32 blocks, one more block, a tail of 100
+BLOCK = 512
+
+ROOT_ALONE = js.PointMass(tree=js.make_tree([-1], [-1]))
+
+
+def draw(logits: np.ndarray, temperature: np.ndarray, final: np.ndarray) -> js.Verdict:
+    """Draw one token for each pair, from one row [V] at temperatures [B]: a tree of the root alone."""
+    batch = len(temperature)
+    draws = js.Draws(accept=jnp.zeros((batch, 1)), final=jnp.asarray(final, jnp.float32))
+    rows = js.Logits(
+        values=jnp.asarray(logits)[None], temperature=jnp.asarray(temperature, jnp.float32)
+    )
+    axes = (0, None, js.Logits(values=None, temperature=0))
+    return jax.vmap(js.verify_tree, in_axes=axes)(draws, ROOT_ALONE, rows)
+
+
+def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    return weights / weights.sum()
+
+
+def assert_law(logits: np.ndarray, temperature: float, *, batch: int = BATCH) -> None:
+    """Assert that tokens are those of the exact softmax, away from the edges of the inverse CDF."""
+    law = softmax(logits, temperature)
+    final = np.random.default_rng(0).random((batch, 2)).astype(np.float32)
+    verdict = draw(logits, np.full(batch, temperature), final)
+    assert not verdict.status.any()
+    sums = np.add.reduceat(law, np.arange(0, len(law), BLOCK))
+    num_compared = 0
+    for (first, second), token in zip(final, np.asarray(verdict.tokens)[:, 0], strict=True):
+        running = np.cumsum(sums)
+        block = int(np.argmax(running > first)) if len(law) > BLOCK else 0
+        within = np.cumsum(law[block * BLOCK : (block + 1) * BLOCK])
+        within /= within[-1]
+        near = min(np.abs(running[:-1] - first).min(initial=1), np.abs(within - second).min())
+        if near > 1e-5:
+            num_compared += 1
+            assert token == block * BLOCK + np.argmax(within > second)
+    assert num_compared > 0.9 * batch
+
+
+LOGITS = np.random.default_rng(3).normal(0, 3, 40).astype(np.float32)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0, 1e6])
+def test_a_row_has_the_law_of_the_softmax_at_its_temperature(temperature: float) -> None:
+    assert_law(LOGITS, temperature)
+
+
+def test_a_constant_added_to_all_logits_changes_nothing() -> None:
+    for shift in (-1000.0, 1000.0):
+        assert_law(np.round(LOGITS) + np.float32(shift), 1.0)
+
+
+def test_a_logit_of_minus_infinity_is_a_token_that_cannot_occur() -> None:
+    logits = LOGITS.copy()
+    logits[::2] = -np.inf
+    assert_law(logits, 1.0)
+    final = np.stack([np.full(BATCH, 0.5), np.linspace(0, 1 - 2**-23, BATCH)], axis=1)
+    for temperature in (0.0, 1.0, 1e6):
+        tokens = draw(logits, np.full(BATCH, temperature), final).tokens
+        assert (tokens % 2 == 1).all()
+
+
+def test_extreme_logits_do_not_overflow() -> None:
+    logits = np.full(40, -3e38, np.float32)
+    logits[[7, 30]] = 3e38
+    final = np.stack([np.full(BATCH, 0.5), (np.arange(BATCH) + 0.5) / BATCH], axis=1)
+    verdict = draw(logits, np.ones(BATCH), final)
+    assert not verdict.status.any()
+    assert np.bincount(verdict.tokens[:, 0])[[7, 30]].tolist() == [BATCH / 2, BATCH / 2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.0, 1e-39])
+def test_at_temperature_zero_the_lowest_of_the_greatest_logits_is_certain(
+    temperature: float,
+) -> None:
+    generator = np.random.default_rng(4)
+    final = generator.choice([0.0, -0.0, 0.5, 1 - 2**-24], (BATCH, 2))
+    for _ in range(20):
+        logits = generator.integers(-3, 3, 40).astype(np.float32)
+        verdict = draw(logits, np.full(BATCH, temperature), final)
+        assert (verdict.tokens[:, 0] == logits.argmax()).all()
+        assert not verdict.status.any()
+
+
+def test_a_temperature_near_zero_shares_the_mass_among_the_greatest_logits() -> None:
+    logits = np.zeros(40, np.float32)
+    logits[[3, 9, 20, 21]] = 1.0
+    final = np.stack([np.full(BATCH, 0.5), (np.arange(BATCH) + 0.5) / BATCH], axis=1)
+    tokens = draw(logits, np.full(BATCH, 1e-30), final).tokens[:, 0]
+    assert np.bincount(tokens)[[3, 9, 20, 21]].tolist() == [BATCH / 4] * 4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_bad_logit_stays_visible_wherever_it_stands(bad: float, temperature: float) -> None:
+    final = np.full((BATCH, 2), 0.5)
+    for place in range(40):
+        logits = LOGITS.copy()
+        logits[place] = bad
+        verdict = draw(logits, np.full(BATCH, temperature), final)
+        assert (verdict.tokens == -1).all()
+        assert (verdict.status == Status.NON_FINITE_ROW).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_bad_logit_stays_visible_in_a_batch_of_rows(bad: float, temperature: float) -> None:
+    # Rows side by side are reduced by vector instructions, which treat NaN in their own way.
+    generator = np.random.default_rng(5)
+    values = generator.normal(0, 3, (BATCH, 1, 8)).astype(np.float32)
+    is_bad = generator.random(BATCH) < 0.5
+    values[is_bad, 0, generator.integers(0, 8, is_bad.sum())] = bad
+    rows = js.Logits(values=jnp.asarray(values), temperature=jnp.full(BATCH, temperature))
+    draws = js.Draws(accept=jnp.zeros((BATCH, 1)), final=jnp.full((BATCH, 2), 0.5))
+    verdict = jax.vmap(js.verify_tree, in_axes=(0, None, 0))(draws, ROOT_ALONE, rows)
+    assert (verdict.status == np.where(is_bad, Status.NON_FINITE_ROW, 0)).all()
+    assert ((verdict.tokens[:, 0] == -1) == is_bad).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_row_of_nothing_but_minus_infinity_has_no_mass(temperature: float) -> None:
+    logits = np.full(40, -np.inf, np.float32)
+    verdict = draw(logits, np.full(BATCH, temperature), np.full((BATCH, 2), 0.5))
+    assert (verdict.tokens == -1).all()
+    assert (verdict.status == Status.MASSLESS_ROW).all()
+
+
+def test_a_bad_temperature_is_flagged_for_its_own_sequence_only() -> None:
+    temperature = np.ones(BATCH)
+    temperature[:4] = [np.nan, np.inf, -np.inf, -1e-3]
+    verdict = draw(LOGITS, temperature, np.full((BATCH, 2), 0.5))
+    assert (verdict.status[:4] == Status.NON_FINITE_ROW).all()
+    assert (verdict.tokens[:4] == -1).all()
+    assert not verdict.status[4:].any()
+    assert (verdict.tokens[4:] >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_logits_of_half_precision_are_computed_with_in_float32(dtype: jnp.dtype) -> None:
+    half = jnp.asarray(LOGITS).astype(dtype)
+    final = np.random.default_rng(6).random((BATCH, 2))
+    wanted = draw(np.asarray(half.astype(jnp.float32)), np.full(BATCH, 0.9), final)
+    assert (draw(half, np.full(BATCH, 0.9), final).tokens == wanted.tokens).all()
+
+
+@pytest.mark.parametrize("vocab", [4096, 5000, WIDE])
+def test_a_large_row_has_the_law_of_the_softmax(vocab: int) -> None:
+    assert_law(np.random.default_rng(7).normal(0, 4, vocab).astype(np.float32), 0.8, batch=32)
+
+
+def test_a_large_row_is_greedy_and_keeps_bad_values_visible_in_every_span() -> None:
+    final = np.full((32, 2), 0.5)
+    cold, warm = np.zeros(32), np.ones(32)
+    for place in (0, 16383, 16384, 32768, 33279, 33280, WIDE - 1):
+        logits = np.random.default_rng(8).normal(0, 1, WIDE).astype(np.float32)
+        logits[place:] = np.maximum(logits[place:], logits[place])
+        logits[place] = logits[min(place + 7, WIDE - 1)] = 50.0  # a tie, if there is room for it
+        assert (draw(logits, cold, final).tokens == place).all()
+        for bad in (np.nan, np.inf):
+            logits[place] = bad
+            for temperature in (cold, warm):
+                assert (draw(logits, temperature, final).status == Status.NON_FINITE_ROW).all()

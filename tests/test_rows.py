@@ -1,0 +1,188 @@
+"""One row: the draw of a token by a pair of uniforms, and the overlap of two rows."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec as js
+
+BLOCK = 512
+BELOW_ONE = np.float32(1 - 2**-24)
+
+
+@functools.cache
+def drawer() -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Draw for every pair [K, 2] from one row [V]."""
+    return jax.jit(jax.vmap(js.draw_token, in_axes=(0, None)))
+
+
+def draw(pairs: np.ndarray, row: np.ndarray) -> np.ndarray:
+    return np.asarray(drawer()(jnp.asarray(pairs, jnp.float32), jnp.asarray(row)))
+
+
+def midpoints(num: int) -> np.ndarray:
+    return ((np.arange(num) + 0.5) / num).astype(np.float32)
+
+
+def grid(first: int, second: int) -> np.ndarray:
+    return np.stack(np.meshgrid(midpoints(first), midpoints(second), indexing="ij"), -1).reshape(
+        -1, 2
+    )
+
+
+def sparse_row(vocab: int, seed: int) -> np.ndarray:
+    """Draw a row half of whose tokens, and half of whose blocks, have no weight."""
+    generator = np.random.default_rng(seed)
+    row = generator.random(vocab) ** 3 * (generator.random(vocab) < 0.5)
+    if vocab > BLOCK:
+        row *= np.repeat(generator.random(vocab // BLOCK + 1) < 0.5, BLOCK)[:vocab]
+    row[vocab // 2] += 0.01
+    return (row / row.sum()).astype(np.float32)
+
+
+def test_counts_over_a_grid_are_exactly_the_row() -> None:
+    weights = np.array([3, 0, 1, 0, 8, 4, 0])
+    tokens = draw(grid(1, 16 * 64), (weights / 16).astype(np.float32))
+    assert np.bincount(tokens, minlength=7).tolist() == (weights * 64).tolist()
+
+
+def test_counts_over_a_grid_of_pairs_are_exactly_the_row_of_three_blocks() -> None:
+    # Blocks of mass 1/4, 1/2, 1/4, the last of 76 tokens; inside, 8, 4 and 2 equal tokens.
+    row = np.zeros(2 * BLOCK + 76, np.float32)
+    row[3:11], row[BLOCK : BLOCK + 4], row[-2:] = 1 / 32, 1 / 8, 1 / 8
+    counts = np.bincount(draw(grid(8, 32), row), minlength=len(row))
+    assert counts.tolist() == (row * 256).tolist()
+
+
+def test_the_row_need_not_be_normalised() -> None:
+    weights = np.array([3, 0, 1, 0, 8, 4, 0], np.float32)
+    pairs = grid(1, 99)
+    assert (draw(pairs, weights) == draw(pairs, weights / 16)).all()
+
+
+@pytest.mark.parametrize("vocab", [7, BLOCK, 5000, 33380])
+def test_a_draw_is_the_inverse_cdf_of_blocks_then_of_tokens(vocab: int) -> None:
+    generator = np.random.default_rng(vocab)
+    row = sparse_row(vocab, vocab)
+    pairs = generator.random((400, 2)).astype(np.float32)
+    exact = row.astype(np.float64)
+    sums = np.add.reduceat(exact, np.arange(0, vocab, BLOCK))
+    num_compared = 0
+    for (first, second), token in zip(pairs.astype(np.float64), draw(pairs, row), strict=True):
+        running = np.cumsum(sums) / sums.sum()
+        block = int(np.argmax(running > first)) if vocab > BLOCK else 0
+        inside = exact[block * BLOCK : (block + 1) * BLOCK]
+        within = np.cumsum(inside) / inside.sum()
+        if min(np.abs(running[:-1] - first).min(initial=1), np.abs(within - second).min()) < 1e-6:
+            continue
+        num_compared += 1
+        assert token == block * BLOCK + np.argmax(within > second)
+    assert num_compared > 380
+
+
+@pytest.mark.parametrize("vocab", [7, 64, BLOCK, 2 * BLOCK, 5000])
+def test_a_token_of_weight_zero_is_never_drawn_at_any_edge(vocab: int) -> None:
+    for seed in range(8):
+        row = sparse_row(vocab, seed)
+        blocks = [row[at : at + BLOCK] for at in range(0, vocab, BLOCK)]
+        sums = np.array([block.sum(dtype=np.float64) for block in blocks])
+        edges = [np.array([0.0, -0.0, 2**-24, BELOW_ONE])]
+        for block in range(len(blocks)):
+            if sums[block] == 0:
+                continue
+            first = (sums[:block].sum() + sums[block] / 2) / sums.sum()
+            running = np.asarray(jnp.cumsum(jnp.asarray(blocks[block])))
+            inside = running / running[-1]
+            inside = [
+                inside,
+                np.nextafter(inside, np.float32(0)),
+                np.nextafter(inside, np.float32(1)),
+            ]
+            second = np.concatenate([*inside, *edges]).astype(np.float32)
+            second = second[second < 1]
+            pairs = np.stack([np.full_like(second, first), second], axis=1)
+            padding = ((0, 3 * BLOCK + 4 - len(pairs)), (0, 0))
+            tokens = draw(np.pad(pairs, padding), row)
+            assert (row[tokens] > 0).all()
+            assert (tokens[: len(pairs)] // BLOCK == block).all()
+
+
+def test_a_block_of_mass_zero_is_never_drawn_from_at_any_edge() -> None:
+    vocab = 300 * BLOCK + 1
+    for seed in range(3):
+        row = sparse_row(vocab, seed)
+        sums = jnp.asarray(np.add.reduceat(row, np.arange(0, vocab, BLOCK)))
+        running = np.asarray(jnp.cumsum(sums))
+        edges = running / running[-1]
+        edges = [edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges, np.float32(1))]
+        first = np.concatenate([*edges, [0.0, BELOW_ONE]]).astype(np.float32)
+        first = np.where(first < 1, first, 0)
+        tokens = draw(np.stack([first, np.full_like(first, 0.5)], axis=1), row)
+        assert (row[tokens] > 0).all()
+
+
+@pytest.mark.parametrize("vocab", [7, 2 * BLOCK + 5])
+def test_a_draw_just_below_one_takes_the_last_token_of_positive_weight(vocab: int) -> None:
+    row = np.zeros(vocab, np.float32)
+    row[[1, 3]], row[-4] = 0.25, 0.5
+    assert draw([[BELOW_ONE, BELOW_ONE]], row) == vocab - 4
+    assert draw([[0.0, 0.0]], row) == 1
+
+
+@pytest.mark.parametrize("vocab", [7, 2 * BLOCK + 5])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_with_an_entry_that_is_not_finite_yields_no_token(vocab: int, bad: float) -> None:
+    row = np.full(vocab, 1 / vocab, np.float32)
+    for place in (0, vocab // 2, vocab - 1):
+        spoilt = row.copy()
+        spoilt[place] = bad
+        assert draw([[0.1, 0.1]], spoilt) == -1
+
+
+def test_a_row_without_mass_yields_no_token() -> None:
+    assert draw([[0.1, 0.1]], np.zeros(7, np.float32)) == -1
+    assert draw([[0.1, 0.1]], np.zeros(2 * BLOCK + 5, np.float32)) == -1
+
+
+@pytest.mark.parametrize("bad", [np.nan, 1.0, -0.1, np.inf])
+def test_a_bad_number_of_the_pair_yields_no_token_if_it_is_used(bad: float) -> None:
+    small, large = (np.full(vocab, 1 / vocab, np.float32) for vocab in (7, 2 * BLOCK + 5))
+    assert draw([[0.1, bad]], small) == -1
+    assert draw([[bad, 0.1]], small) == 0  # one block: the first number is not read
+    assert draw([[0.1, bad]], large) == -1
+    assert draw([[bad, 0.1]], large) == -1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_rows_of_half_precision_are_drawn_from_in_float32(dtype: jnp.dtype) -> None:
+    row = jnp.asarray(sparse_row(BLOCK, 1)).astype(dtype)
+    pairs = np.random.default_rng(1).random((400, 2)).astype(np.float32)
+    wanted = draw(pairs, np.asarray(row.astype(jnp.float32)))
+    assert (np.asarray(drawer()(jnp.asarray(pairs), row)) == wanted).all()
+
+
+def test_a_pair_and_a_row_of_wrong_rank_or_size_are_refused() -> None:
+    pair, row = jnp.zeros(2), jnp.ones(3)
+    for bad_pair, bad_row in ((jnp.zeros(3), row), (jnp.float32(0), row), (pair, row[None])):
+        with pytest.raises(AssertionError):
+            js.draw_token(bad_pair, bad_row)
+
+
+def test_the_overlap_is_one_minus_the_total_variation_of_each_pair_of_rows() -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.dirichlet(np.ones(9), (2, 3, 4)).astype(np.float32)
+    wanted = 1 - np.abs(first - second).sum(axis=-1) / 2
+    np.testing.assert_allclose(js.overlap(first, second), wanted, atol=1e-6)
+    np.testing.assert_allclose(js.overlap(first, first), 1, atol=1e-6)
+    with pytest.raises(AssertionError):
+        js.overlap(jnp.ones(3), jnp.ones(4))
+
+
+def test_the_overlap_of_half_precision_rows_is_summed_in_float32() -> None:
+    row = jnp.full(3000, 1 / 3000, jnp.bfloat16)
+    assert js.overlap(row, row).dtype == jnp.float32
+    np.testing.assert_allclose(js.overlap(row, row), 3000 * float(row[0]), rtol=1e-5)

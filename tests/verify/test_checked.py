@@ -1,0 +1,221 @@
+"""The checking twin: every fault has its own message with place and value; good input has none."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_rounds import play, random_rounds
+
+import jaxspec as js
+
+VOCAB = 7
+
+
+def no_verifier(draws: Any, proposal: Any, target_rows: Any, bonus: Any) -> jax.Array:
+    """Stand in for a verifier: what is checked does not depend on it, and it compiles at once."""
+    del draws, proposal, target_rows
+    return jnp.asarray(bonus)
+
+
+check_alone = jax.jit(js.checked(no_verifier))
+
+
+class Round:
+    """A tree as arrays to write into: 1 and 2 below the root, 3 below 1, padding 4 and 5."""
+
+    def __init__(self) -> None:
+        tree = js.make_tree([-1, 3, 5, 2], [-1, 0, 0, 1], max_nodes=6, max_depth=3)
+        self.tokens, self.parents = np.array(tree.tokens), np.array(tree.parents)
+        self.children, self.level_sizes = np.array(tree.children), np.array(tree.level_sizes)
+        self.accept = np.full(6, 0.5, np.float32)
+        self.final = np.full(2, 0.5, np.float32)
+        self.target = np.zeros((6, VOCAB), np.float32)
+        self.target[:, :4] = 0.25
+        self.draft = self.target.copy()
+        self.temperature = np.ones(2, np.float32)
+        self.bonus = True
+
+    def arguments(self, kind: type = js.WithoutReplacement, *, logits: bool = False) -> tuple:
+        tree = js.Tree(
+            tokens=jnp.asarray(self.tokens),
+            parents=jnp.asarray(self.parents),
+            children=jnp.asarray(self.children),
+            level_sizes=jnp.asarray(self.level_sizes),
+        )
+        target, draft = jnp.asarray(self.target), jnp.asarray(self.draft)
+        if logits:
+            target, draft = (
+                js.Logits(values=jnp.log(rows), temperature=jnp.asarray(temperature))
+                for rows, temperature in zip((target, draft), self.temperature, strict=True)
+            )
+        draws = js.Draws(accept=jnp.asarray(self.accept), final=jnp.asarray(self.final))
+        proposal = (
+            js.PointMass(tree=tree) if kind is js.PointMass else kind(tree=tree, draft_rows=draft)
+        )
+        return draws, proposal, target, jnp.asarray(self.bonus)
+
+    def message(self, **how: Any) -> str | None:
+        found = check_alone(*self.arguments(**how))[0].get()
+        return None if found is None else found.split(" (`check` failed)")[0]
+
+
+def put(name: str, *where: int, value: Any) -> Callable[[Round], None]:
+    def change(round_: Round) -> None:
+        getattr(round_, name)[where] = value
+
+    return change
+
+
+def crowd(round_: Round) -> None:
+    """Give the root a third child for which it has no slot, all else consistent."""
+    round_.parents[3] = 0
+    round_.children[1] = -1
+    round_.level_sizes[:] = [1, 3, 0, 0]
+
+
+FAULTS = [
+    (put("accept", 3, value=np.nan), "accept draw of node 3: nan is outside [0, 1)"),
+    (put("accept", 5, value=1.0), "accept draw of node 5: 1.0 is outside [0, 1)"),
+    (put("accept", 0, value=-0.5), "accept draw of node 0: -0.5 is outside [0, 1)"),
+    (put("final", 0, value=np.inf), "final draw, number 0: inf is outside [0, 1)"),
+    (put("final", 1, value=1.5), "final draw, number 1: 1.5 is outside [0, 1)"),
+    (put("tokens", 2, value=VOCAB), "node 2: token 7 is outside the vocabulary of 7"),
+    (put("tokens", 1, value=-1), "node 1: token -1 is outside the vocabulary of 7"),
+    (put("tokens", 3, value=2**31 - 1), "node 3: token 2147483647 is outside the vocabulary of 7"),
+    (put("tokens", 5, value=3), "node 5 is padding: its token must be -1, not 3"),
+    (put("tokens", 2, value=3), "nodes 1 and 2: siblings with one token, 3"),
+    (put("parents", 3, value=4), "node 3: parent 4 does not stand before it"),
+    (put("parents", 2, value=2), "node 2: parent 2 does not stand before it"),
+    (put("parents", 1, value=-1), "node 1: parent -1 does not stand before it"),
+    (put("parents", 0, value=0), "node 0 is the root or padding: its parent must be -1, not 0"),
+    (put("parents", 5, value=0), "node 5 is the root or padding: its parent must be -1, not 0"),
+    (put("parents", 3, value=2), "node 1: child slot 0 holds 3, the parents say -1"),
+    (put("children", 0, value=[2, 1]), "node 0: child slot 0 holds 2, the parents say 1"),
+    (put("children", 0, 1, value=-1), "node 0: child slot 1 holds -1, the parents say 2"),
+    (put("children", 5, 0, value=1), "node 5: child slot 0 holds 1, the parents say -1"),
+    (crowd, "node 3: its parent 0 has more children than its 2 slots"),
+    (put("level_sizes", value=0), "the tree counts 0 nodes: it must be from 1 to 6"),
+    (put("level_sizes", 1, value=9), "the tree counts 11 nodes: it must be from 1 to 6"),
+    (put("level_sizes", 3, value=1), "node 4: parent -1 does not stand before it"),
+    (
+        put("level_sizes", value=[1, 1, 2, 0]),
+        "depth 1: level_sizes says 1 nodes, the parents say 2",
+    ),
+    (put("target", 3, 4, value=np.nan), "target row 3: entry 4 is nan"),
+    (put("target", 0, 6, value=-np.inf), "target row 0: entry 6 is -inf"),
+    (put("target", 1, 6, value=-0.25), "target row 1: entry 6 is -0.25, below 0"),
+    (put("target", 2, 6, value=0.5), "target row 2: mass is 1.5, not 1 within 1e-05"),
+    (put("draft", 1, 2, value=np.inf), "draft row 1: entry 2 is inf"),
+    (put("draft", 0, 0, value=-0.25), "draft row 0: entry 0 is -0.25, below 0"),
+    (put("draft", 0, value=0), "draft row 0: mass is 0.0, not 1 within 1e-05"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), FAULTS, ids=[message for _, message in FAULTS])
+def test_every_fault_is_named_with_its_place_and_value(
+    spoil: Callable[[Round], None], message: str
+) -> None:
+    round_ = Round()
+    spoil(round_)
+    assert round_.message() == message
+
+
+@pytest.mark.parametrize(
+    ("row", "entry", "value", "message"),
+    [
+        (1, 2, np.nan, "target row 1: logit 2 is nan: only finite logits and -inf are allowed"),
+        (3, 6, np.inf, "target row 3: logit 6 is inf: only finite logits and -inf are allowed"),
+        (2, slice(None), -np.inf, "target row 2: every logit is -inf, so the row has no mass"),
+    ],
+)
+def test_every_fault_of_logits_is_named(row: int, entry: Any, value: float, message: str) -> None:
+    round_ = Round()
+    round_.target[row, entry] = np.exp(value)  # the round takes the logarithm
+    assert round_.message(logits=True) == message
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
+@pytest.mark.parametrize(("place", "name"), [(0, "target"), (1, "draft")])
+def test_a_bad_temperature_is_named(place: int, name: str, value: float) -> None:
+    round_ = Round()
+    round_.temperature[place] = value
+    wanted = f"{name} temperature is {value}: it must be finite and at least 0"
+    assert round_.message(logits=True) == wanted
+
+
+def test_good_input_has_no_error_whatever_stands_where_nothing_is_read() -> None:
+    round_ = Round()
+    assert round_.message() is None
+    assert round_.message(logits=True) is None
+    round_.target[4:] = np.nan  # padding
+    round_.draft[2:] = np.nan  # leaves and padding
+    assert round_.message() is None
+    assert round_.message(logits=True) is None
+    round_.bonus = False
+    round_.target[2:] = np.nan  # leaves, whose rows only a bonus is drawn from
+    assert round_.message() is None
+
+
+@pytest.mark.parametrize("kind", [js.PointMass, js.WithReplacement, js.WithoutReplacement])
+def test_repeated_siblings_are_a_fault_except_with_replacement(kind: type[js.Proposal]) -> None:
+    round_ = Round()
+    round_.tokens[2] = round_.tokens[1]
+    message = round_.message(kind=kind)
+    assert (message is None) == (kind is js.WithReplacement)
+
+
+def test_how_far_a_mass_may_lie_from_one_depends_on_the_dtype() -> None:
+    single, half = Round(), Round()
+    half.target, half.draft = half.target.astype(jnp.bfloat16), half.draft.astype(np.float16)
+    for round_, rows, fine, off, message in (
+        (single, single.target, 0.250005, 0.25002, r"target row 1: mass is 1\.0000\d+, .* 1e-05"),
+        (half, half.target, 0.2539, 0.2656, r"target row 1: mass is 1\.01\d+, .* 0\.01"),
+        (half, half.draft, 0.25049, 0.2515, r"draft row 1: mass is 1\.001\d+, .* 0\.001"),
+    ):
+        rows[1, 0] = fine
+        assert round_.message() is None
+        rows[1, 0] = off
+        assert re.fullmatch(message, str(round_.message()))
+        rows[1, 0] = 0.25
+
+
+def test_the_twin_gives_the_verdict_and_names_the_sequence_of_a_batch_that_is_at_fault() -> None:
+    rule = js.RULES["token"]
+    rounds = random_rounds(rule, 81)
+    twin = jax.jit(jax.vmap(js.checked(rule.verify)))
+    error, verdict = twin(*rounds.arguments(rule.proposal))
+    assert error.get() is None
+    for name, value in vars(play(rule, rounds)).items():
+        assert np.array_equal(value, getattr(verdict, name)), name
+    rounds.target[[7, 40], 0, 3] = np.nan
+    error, _ = twin(*rounds.arguments(rule.proposal))
+    assert error.get().startswith("at mapped index 7: target row 0: entry 3 is nan")
+    with pytest.raises(ValueError, match="at mapped index 7: target row 0: entry 3 is nan"):
+        js.raise_if(error)
+
+
+def test_strict_returns_the_verdict_or_raises_at_once() -> None:
+    verify = js.strict(js.verify_path)
+    rows = jnp.array([[0.5, 0.5], [0.25, 0.75]])
+    draws = js.Draws(accept=jnp.array([0.0, 0.5]), final=jnp.array([0.0, 0.5]))
+
+    def path(token: int) -> js.Proposal:
+        return js.sampled_path(jnp.array([token]), draft_rows=rows[:1])
+
+    assert verify(draws, path(0), rows, True).tokens.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="node 1: token 2 is outside the vocabulary of 2"):
+        verify(draws, path(2), rows)
+    with pytest.raises(ValueError, match=r"target row 0: mass is 1\.5, not 1 within 1e-05"):
+        verify(draws, path(0), rows.at[0, 0].set(1.0))
+    with pytest.raises(AssertionError, match="finite"):
+        verify(draws, path(0), rows.at[1, 0].set(jnp.nan))
+    with pytest.raises(AssertionError, match="finite"):
+        verify(draws.replace(final=jnp.array([jnp.inf, 0.5])), path(0), rows)
+
+
+def test_raise_if_lets_good_input_pass() -> None:
+    js.raise_if(check_alone(*Round().arguments())[0])

@@ -73,7 +73,8 @@ def bottom_up(
     def step(walk: _Walk) -> _Walk:
         here = jax.tree.map(lambda x: x[walk.depth], walk.frames)
         child = nodes.child(here.site.node, here.rank)
-        return choose(child >= 0, _descend(walk, here, child), _leave(walk, here))
+        child = jnp.where(walk.depth < tree.max_depth, child, -1)
+        return choose(child >= 0, _descend(walk, here, child), _leave(walk, here, child < 0))
 
     def _descend(walk: _Walk, here: _Frame, child: jax.Array) -> _Walk:
         """Enter the next child with its prefix weight, or skip it."""
@@ -101,7 +102,7 @@ def bottom_up(
             status=walk.status | test.status,
         )
 
-    def _leave(walk: _Walk, here: _Frame) -> _Walk:
+    def _leave(walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Walk:
         """Keep the node, or reject it and update its parent."""
         is_root = walk.depth == 0
         u = draws.accept[here.site.node]
@@ -110,7 +111,7 @@ def bottom_up(
         is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)
         above_depth = jnp.maximum(walk.depth - 1, 0)
         above = jax.tree.map(lambda x: x[above_depth], walk.frames)
-        is_rejected = (nodes.child(here.site.node, here.rank) < 0) & ~is_kept & ~bad_draw
+        is_rejected = is_done_below & ~is_kept & ~bad_draw
         # The weight the child was entered with is that of its last test, unchanged since.
         weight = nodes.test(above.site, above.left, here.site.node).weight
         after = proposal.reject(above.left, weight, above.rank)

@@ -95,14 +95,18 @@ class Node:
         )
 
     def child(self, node: jax.Array, rank: jax.Array) -> jax.Array:
-        """Return the child of a node by rank; -1 if it has no such child."""
+        """Return the child of a node by rank; -1 if it has no such child.
+
+        A slot that does not lead onwards is none: so a walk ends whatever the slots hold.
+        """
         width = self.tree.max_children
         child = self.tree.children[node, jnp.minimum(rank, width - 1)]
-        return jnp.where(rank < width, child, -1)
+        is_child = (rank < width) & (child > node) & (child < self.tree.max_nodes)
+        return jnp.where(is_child, child, -1)
 
     def has_children(self, node: jax.Array) -> jax.Array:
         """Tell whether a node has candidates below it."""
-        return self.tree.children[node, 0] >= 0
+        return self.child(node, jnp.int32(0)) >= 0
 
     def may_emit(self, node: jax.Array, bonus: jax.Array) -> jax.Array:
         """Tell whether stopping at a node emits one more token: not at a leaf without `bonus`."""

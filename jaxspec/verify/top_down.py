@@ -54,7 +54,8 @@ def top_down(
     )
 
     def is_open(walk: _Walk) -> jax.Array:
-        return ~walk.is_halted & (nodes.child(walk.site.node, walk.rank) >= 0)
+        has_room = walk.depth < tree.max_depth
+        return ~walk.is_halted & has_room & (nodes.child(walk.site.node, walk.rank) >= 0)
 
     def step(walk: _Walk) -> _Walk:
         child = nodes.child(walk.site.node, walk.rank)

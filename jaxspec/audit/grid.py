@@ -1,5 +1,6 @@
 """Exact integer counts of outcomes on Cartesian grids of draws."""
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -54,14 +55,7 @@ def count_outcomes(
     total = int(np.prod([int(size) for size in sizes], dtype=np.int64))
     chunk = min(chunk, total)
 
-    @jax.jit
-    def tally(cells: jax.Array, count: jax.Array) -> jax.Array:
-        codes = jax.vmap(outcome)(cells)
-        is_cell = jnp.arange(chunk) < count
-        is_known = (codes >= 0) & (codes < num_outcomes)
-        slots = jnp.where(is_cell, jnp.where(is_known, codes, num_outcomes), num_outcomes + 1)
-        return jnp.zeros(num_outcomes + 2, jnp.int32).at[slots].add(1)
-
+    tally = _make_tally(outcome, num_outcomes, chunk)
     counts = np.zeros(num_outcomes, np.int64)
     done = 0
     for cells in grid_chunks(sizes, chunk):
@@ -70,14 +64,31 @@ def count_outcomes(
         found = np.asarray(tally(padded, jnp.int32(count)), np.int64)
         if found[num_outcomes]:
             raise ValueError(
-                f"{found[num_outcomes]} cells of the grid have an outcome outside "
-                f"0 ... {num_outcomes - 1}"
+                f"among grid cells {done} to {done + count - 1}, {found[num_outcomes]} have an "
+                f"outcome outside 0 ... {num_outcomes - 1}"
             )
         counts += found[:num_outcomes]
         done += count
         if progress:
             progress(done, total)
     return counts
+
+
+@functools.lru_cache(maxsize=16)
+def _make_tally(
+    outcome: Callable[[jax.Array], jax.Array], num_outcomes: int, chunk: int
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Make the jitted count of a chunk's outcomes; once, so that grids can share its program."""
+
+    @jax.jit
+    def tally(cells: jax.Array, count: jax.Array) -> jax.Array:
+        codes = jax.vmap(outcome)(cells)
+        is_cell = jnp.arange(chunk) < count
+        is_known = (codes >= 0) & (codes < num_outcomes)
+        slots = jnp.where(is_cell, jnp.where(is_known, codes, num_outcomes), num_outcomes + 1)
+        return jnp.zeros(num_outcomes + 2, jnp.int32).at[slots].add(1)
+
+    return tally
 
 
 def single_path_counts(num: int = 100) -> list[int]:

@@ -56,7 +56,7 @@ def search(
     num_axes: int,
     causal_order: tuple[int, ...],
     *,
-    batch: int = 1024,
+    batch: int = 256,
     replays: int = 4,
     seed: int = 0,
 ) -> Cells:
@@ -100,7 +100,7 @@ def search(
 
 
 def replay(
-    play: Callable[[Any, jax.Array], Any], world: Any, draws: np.ndarray, *, batch: int = 1024
+    play: Callable[[Any, jax.Array], Any], world: Any, draws: np.ndarray, *, batch: int = 256
 ) -> Any:
     """Evaluate a function of uniforms at given points, in the compiled program of `search`.
 
@@ -275,7 +275,7 @@ def exact_law(
     *,
     capacity: Capacity | None = None,
     played: Round | None = None,
-    batch: int = 1024,
+    batch: int = 256,
 ) -> Law:
     """Compute the exact law of one round, draft draws included, from the public jitted verifier.
 

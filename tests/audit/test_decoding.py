@@ -194,6 +194,17 @@ class Colder(SampledPath):
 
 
 @dataclasses.dataclass(frozen=True)
+class Uniform(SampledPath):
+    """Records uniform rows. The middle of each token's share there gives this very token."""
+
+    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+        draft = super().propose(context, depth, pairs)
+        rows = jnp.full((self.depth, VOCAB), 1 / VOCAB)
+        proposal = js.WithReplacement(tree=draft.proposal.tree, draft_rows=rows)
+        return dataclasses.replace(draft, proposal=proposal)
+
+
+@dataclasses.dataclass(frozen=True)
 class Argmax(SampledPath):
     """Takes the most probable token and records the row as if it had been drawn from it."""
 
@@ -291,6 +302,9 @@ def verify_with_softmax_row(
 FAULTS: dict[str, Callable[[], DecodingLaw]] = {
     "draft rows on record colder than those drawn from": lambda: audit_of(Colder(DRAFT, 2)),
     "the same, verified as a block": lambda: audit_of(Colder(DRAFT, 2, js.RULES["block"])),
+    "uniform rows on record for nearly uniform draws": lambda: audit_of(
+        Uniform(Provider("nearly uniform", VOCAB, lambda _: [0.45, 0.3, 0.25]), 2)
+    ),
     "the most probable tokens with the row of a sample": lambda: audit_of(Argmax(DRAFT, 2)),
     "a depth that looks at this round's draws": lambda: audit_of(Picky(DRAFT, 2)),
     "fixed candidates verified as drawn ones": lambda: audit_of(
@@ -334,10 +348,14 @@ def test_candidates_picked_at_random_and_verified_as_point_masses_are_lossless()
     assert_lossless(audit_of(AtRandom(DRAFT, (2, 1))))
 
 
-def test_a_draft_with_a_state_of_its_own_is_a_miss() -> None:
+def test_a_draft_with_a_state_of_its_own_is_refused_or_a_miss() -> None:
     calls = iter(range(10**9))
     turns = Provider("turns", VOCAB, lambda _: np.eye(VOCAB)[next(calls) % VOCAB])
-    assert audit_of(SampledPath(turns, 2)).misses > 0
+    with pytest.raises(ValueError, match="is the draft a pure function"):
+        audit_of(SampledPath(turns, 2))
+    calls = iter(range(10**9))
+    changes = Provider("changes", VOCAB, lambda _: np.eye(VOCAB)[int(next(calls) > 6)])
+    assert audit_of(SampledPath(changes, 2), new_tokens=1).misses > 0
 
 
 def test_a_decoder_that_draws_for_itself_fails() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -37,6 +39,7 @@ from jaxspec.records import RecordError
 WIDTH = 96
 NEW_TOKENS = 400
 SHOWN = 250
+LAW_TOKENS = 2
 MAX_DEVIATION = 5.0
 """Standard errors that acceptance on real text may lie off its mean: one seed in 2 million does."""
 
@@ -81,9 +84,9 @@ def make_parser() -> argparse.ArgumentParser:
             Verify speculative decoding in JAX: which drafted tokens a target model keeps.
 
             Without a command: prove every rule on this machine's device by counting, as `audit`
-            does, then verify real text: decode it plainly, by a sampled path, a fixed and an
-            adaptive tree, with a 5-gram target and a 3-gram draft counted from the text that
-            comes with the package. Takes about a minute on two cores."""
+            does, then verify real text, as `compare` does: decode it plainly, by a sampled path,
+            a fixed and an adaptive tree, with a 5-gram target and a 3-gram draft counted from
+            the text that comes with the package. Takes about a minute on two cores."""
         ),
         epilog="exit status: 0 if everything that was to be shown holds, 1 if not, 2 for bad "
         "arguments",
@@ -93,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     audit = commands.add_parser(
         "audit",
-        help="prove every rule by counting: the first half of the whole",
+        help="prove every rule by counting",
         description="Count the outcomes of the public jitted verifiers over grids of draws, and "
         "find the exact law of one round of every rule, draft draws included, in small worlds. A "
         "rule is proved in a case if the law's total variation from the target's is at most 1e-6, "
@@ -109,22 +112,44 @@ def make_parser() -> argparse.ArgumentParser:
         help="decode one prompt plainly, by a path and by trees, and compare",
         description="Decode a prompt with the shipped 5-gram target, plainly and with the 3-gram as "
         "draft: a sampled path, a fixed tree, an adaptive tree. Prints what each asked of the "
-        "models, its acceptance, and a test of whether the first two tokens have one law.",
-        epilog="exit status: 0 if no law differs, 1 if one does, 2 for bad arguments",
+        "models, its acceptance, and a test of whether the first two tokens have the law of plain "
+        "decoding. The texts themselves need not agree: the decoders use different draws.",
+        epilog="exit status: 0 if no law differs, 1 if one does (by chance, at level 0.001 for each "
+        "decoder, or in earnest), 2 for bad arguments",
     )
-    compare.add_argument("--prompt", help="text to continue (default: a line of held-out text)")
-    compare.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="(default %(default)s)")
-    compare.add_argument("--seed", type=int, default=0, help="of the draws (default %(default)s)")
+    compare.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="text to continue, at least one of the characters that the shipped text uses "
+        "(default: a line of it that the models have not seen)",
+    )
+    compare.add_argument(
+        "--new-tokens",
+        metavar="N",
+        type=int,
+        default=NEW_TOKENS,
+        help="characters to decode with each decoder (default %(default)s)",
+    )
+    compare.add_argument(
+        "--seed", metavar="S", type=int, default=0, help="of all draws (default %(default)s)"
+    )
     compare.add_argument(
         "--law-runs",
+        metavar="N",
         type=int,
         default=200,
-        help="runs of each decoder for the test of laws, 0 for none (default %(default)s)",
+        help="runs of each decoder for the test of laws, 0 for no test (default %(default)s)",
     )
-    compare.add_argument("--json", action="store_true", help="print one JSON object")
-    compare.add_argument("--plot", metavar="FILE.png", help="plot to a file; needs the extra plot")
+    compare.add_argument("--json", action="store_true", help="print one JSON object instead")
     compare.add_argument(
-        "--save", metavar="FILE", help="save the adaptive tree's rounds, .json or .npz, for replay"
+        "--plot",
+        metavar="FILE.png",
+        help="also plot tokens per batch and acceptance; needs the extra plot",
+    )
+    compare.add_argument(
+        "--save",
+        metavar="FILE",
+        help="also save the rounds of the adaptive tree for `replay`, as .json or .npz",
     )
     compare.set_defaults(run=run_compare)
     replay = commands.add_parser(
@@ -133,8 +158,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Replay the rounds of a file that `compare --save` or "
         "`jaxspec.decode.save_rounds` wrote: draw the candidates again from the draft's draws, "
         "derive each verdict again, and say which round differs.",
-        epilog="exit status: 0 if every round is as recorded, 1 if one differs, 2 if the file is "
-        "no record of rounds",
+        epilog="exit status: 0 if every round is as recorded, 1 if one differs, 2 if the file cannot "
+        "be read or is no record of rounds",
     )
     replay.add_argument("file", metavar="FILE", help="a .json or .npz file of rounds")
     replay.set_defaults(run=run_replay)
@@ -189,27 +214,20 @@ def run_bench(args: argparse.Namespace, rest: Sequence[str]) -> int:
 def run_compare(args: argparse.Namespace, rest: Sequence[str]) -> int:
     """Decode one prompt by each decoder and compare what it cost, and the laws."""
     del rest
-    if args.new_tokens < 1 or args.law_runs < 0:
-        return refuse("--new-tokens must be at least 1 and --law-runs at least 0")
     target, draft, alphabet = shipped_providers()
     prompt = held_out_line() if args.prompt is None else args.prompt
     try:
+        check_compare(args)
         tokens = encode_prompt(prompt, alphabet)
-    except ValueError as error:
-        return refuse(f"--prompt: {error}")
+    except (ImportError, ValueError) as error:
+        return refuse(str(error))
     progress = Progress()
     decoded = decode_all(target, draft, tokens, args.new_tokens, args.seed, progress)
-    laws = compare_laws(target, decoded, tokens, args.law_runs, args.seed, progress)
-    if args.save:
-        name = f"{decoded[-1].run.name!r}"
-        save_rounds(args.save, decoded[-1].records)
-        print(f"rounds of the {name} saved to {args.save}", file=sys.stderr)
-    if args.plot:
-        comparisons = [
-            experiments.Comparison(baseline=decoded[0].run, speculative=each.run, law=None)
-            for each in decoded[1:]
-        ]
-        experiments.plot(comparisons, args.plot)
+    laws = compare_laws(decoded, tokens, args.law_runs, args.seed, progress)
+    try:
+        write_files(decoded, args)
+    except OSError as error:
+        return refuse(str(error))
     agrees = all(law.agrees for law in laws.values())
     if args.json:
         runs = [experiments.run_to_json(each.run) for each in decoded]
@@ -221,8 +239,39 @@ def run_compare(args: argparse.Namespace, rest: Sequence[str]) -> int:
     for name, law in laws.items():
         words = f"{name} against plain, {experiments.law_in_words(law)}"
         print(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="    "))
+    if laws:
+        print()
     print_texts(prompt, decoded, alphabet)
     return 0 if agrees else 1
+
+
+def check_compare(args: argparse.Namespace) -> None:
+    """Refuse arguments of `compare` before the work rather than after it."""
+    if args.prompt == "":
+        raise ValueError("--prompt is empty: there must be a character to continue from")
+    if args.new_tokens < 1:
+        raise ValueError(f"--new-tokens is {args.new_tokens}: must be at least 1")
+    if args.law_runs < 0:
+        raise ValueError(f"--law-runs is {args.law_runs}: must be at least 0")
+    if not 0 <= args.seed < 2**31:
+        raise ValueError(f"--seed is {args.seed}: must be from 0 to {2**31 - 1}")
+    if args.plot is not None:
+        experiments.assert_plottable(args.plot)
+    if args.save is not None and Path(args.save).suffix not in (".json", ".npz"):
+        raise ValueError(f"--save {args.save}: the name must end in .json or .npz")
+    for name in (args.plot, args.save):
+        if name is not None and not Path(name).parent.is_dir():
+            raise ValueError(f"{name}: there is no folder {Path(name).parent}")
+
+
+def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> None:
+    """Write what `--save` and `--plot` ask for."""
+    if args.save is not None:
+        save_rounds(args.save, decoded[-1].records)
+        print(f"rounds of the {decoded[-1].run.name} saved to {args.save}", file=sys.stderr)
+    if args.plot is not None:
+        plain, *others = (each.run for each in decoded)
+        experiments.plot([experiments.Comparison(plain, other) for other in others], args.plot)
 
 
 def run_replay(args: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -236,7 +285,7 @@ def run_replay(args: argparse.Namespace, rest: Sequence[str]) -> int:
     for difference in found:
         print(difference)
     differing = len({difference.round for difference in found})
-    print(f"{len(rounds)} rounds replayed, {differing} differ")
+    print(f"{count(len(rounds), 'round')} replayed, {differing} differ")
     return 1 if found else 0
 
 
@@ -296,22 +345,22 @@ def decode_all(
 
 
 def compare_laws(
-    target: Provider,
-    decoded: Sequence[Decoded],
-    prompt: Context,
-    runs: int,
-    seed: int,
-    progress: "Progress",
+    decoded: Sequence[Decoded], prompt: Context, runs: int, seed: int, progress: "Progress"
 ) -> dict[str, experiments.LawComparison]:
     """Compare the law of the first two tokens of each decoder with that of plain decoding."""
     plain = decoded[0].decoder
     laws = {}
-    for place, each in enumerate(decoded[1:] if runs else ()):
-        progress(f"law: {each.run.name}", place, len(decoded) - 1)
-        laws[each.run.name] = experiments.compare_laws(
-            plain, each.decoder, prompt, tokens=2, runs=runs, seed=seed + 1 + place
+    for place, each in enumerate(decoded[1:] if runs else (), 1):
+        name = each.run.name
+        laws[name] = experiments.compare_laws(
+            plain,
+            each.decoder,
+            prompt,
+            tokens=LAW_TOKENS,
+            runs=runs,
+            seed=seed + place,
+            progress=functools.partial(progress, f"runs for the law: {name}"),
         )
-    progress("laws", 1, 1)
     return laws
 
 
@@ -321,7 +370,16 @@ def held_out_line() -> str:
 
 
 def encode_prompt(prompt: str, alphabet: str) -> Context:
-    """Return the token ids of a prompt."""
+    """Return the token ids of a prompt.
+
+    Raises:
+      ValueError: a character is not in the alphabet.
+    """
+    if strange := sorted({symbol for symbol in prompt if symbol not in alphabet}):
+        raise ValueError(
+            f"--prompt: {strange[0]!r} is not among the {len(alphabet)} characters of the shipped "
+            f"text, {alphabet!r}"
+        )
     return tuple(encode(prompt, alphabet).tolist())
 
 
@@ -390,7 +448,7 @@ def print_decoded(decoded: Sequence[Decoded], target: Provider, draft: Provider)
     """Print what each decode cost."""
     runs = [each.run for each in decoded]
     length = max(len(run.text) for run in runs)
-    print(f"REAL TEXT: {length} characters, target {target.name}, draft {draft.name}")
+    print(f"REAL TEXT: {count(length, 'character')}, target {target.name}, draft {draft.name}")
     print(textwrap.indent(experiments.table(runs), "  "))
     print_note(
         "queries: contexts scored; calls: invocations of the model; batches: hypothetical, one for "
@@ -405,7 +463,7 @@ def print_acceptance(decoded: Sequence[Decoded]) -> bool:
     Returns:
       Whether each is within `MAX_DEVIATION` standard errors of its mean.
     """
-    print(f"  {'':14} {'acceptance':>11} {'expected':>17}")
+    lines = []
     is_expected = True
     for each in decoded:
         chances = np.array([c for record in each.records for c in chances_of(record)])
@@ -417,7 +475,10 @@ def print_acceptance(decoded: Sequence[Decoded]) -> bool:
         holds = abs(rate - mean) <= MAX_DEVIATION * error + 1e-6
         is_expected &= holds
         expected = f"{mean:.3f} +- {error:.3f}"
-        print(f"  {each.run.name:14} {rate:11.3f} {expected:>17} {mark(holds):>5}")
+        lines.append(f"  {each.run.name:14} {rate:11.3f} {expected:>17} {mark(holds):>5}")
+    if not lines:  # a budget of one token leaves nothing to draft
+        return True
+    print(f"  {'':14} {'acceptance':>11} {'expected':>17}", *lines, sep="\n")
     print_note(
         "acceptance: how often one of a node's candidates was accepted, over the nodes visited. "
         "expected: its mean by the rows of these nodes, with the standard error: sum min(p, q) for "
@@ -435,6 +496,11 @@ def print_texts(prompt: str, decoded: Sequence[Decoded], alphabet: str) -> None:
         shown = text if len(text) <= SHOWN else text[:SHOWN].rpartition(" ")[0] + " ..."
         print_text(each.run.name, shown)
     print()
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things in words."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def mark(holds: bool) -> str:

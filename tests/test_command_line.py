@@ -1,7 +1,9 @@
 """The command line as its user sees it: what it prints, what it returns."""
 
 import contextlib
+import importlib
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -14,7 +16,7 @@ import pytest
 
 import jaxspec as js
 from jaxspec import __main__ as command_line
-from jaxspec import bench
+from jaxspec import audit, bench, experiments
 from jaxspec.audit import instances_for
 from jaxspec.audit import report as reports
 from jaxspec.models import shipped_text, split_text
@@ -120,12 +122,27 @@ def test_a_wrong_count_alone_makes_the_exit_status_1(audited, with_report, capsy
         assert "NOT PROVED: single_path: counted [2501, 7499], wanted [2500, 7500]" in out
 
 
+DECODERS = ["plain", "path", "fixed tree", "adaptive tree"]
+
+
+def rows_named(lines, name):
+    return [line for line in lines if line.startswith(f"  {name:<14} ")]
+
+
+def shown_text(lines, name):
+    """The text at the end for the prompt or a decoder, its lines joined again."""
+    at = lines.index(rows_named(lines, name)[-1])
+    rest = itertools.takewhile(lambda line: line.startswith(" " * 17), lines[at + 1 :])
+    return " ".join([lines[at][17:], *(line.strip() for line in rest)])
+
+
 @pytest.fixture(scope="module")
 def whole_run(audited):
     """Run `python -m jaxspec`, its audit done before; return the exit status and the lines."""
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(command_line, "audit_rules", lambda progress: audited[0])
+        patch.setattr(command_line, "NEW_TOKENS", 60)
         status = command_line.main([])
     return status, out.getvalue().splitlines()
 
@@ -135,14 +152,18 @@ def test_without_a_command_the_audit_is_followed_by_real_text(whole_run):
     assert status == 0
     assert max(map(len, lines)) <= 96
     laws = next(n for n, line in enumerate(lines) if line.startswith("EXACT LAWS"))
-    text = next(n for n, line in enumerate(lines) if line.startswith("REAL TEXT"))
+    text = next(n for n, line in enumerate(lines) if line.startswith("REAL TEXT: 60 characters"))
     assert laws < text
-    for name in ("path, 4 ", "tree, 3 x 2 x 1 x 1 "):
-        (row,) = (line for line in lines if line.startswith("  " + name))
-        _, calls, per_call, drafted, rate, mean, _, error, is_expected = row.rsplit(maxsplit=8)
-        assert float(per_call) == pytest.approx(600 / int(calls), abs=0.005)
-        assert 1 < float(per_call) <= 5
-        assert int(drafted) > 600
+    for name in DECODERS:
+        cost = rows_named(lines[text:], name)[0][16:].split()
+        rounds, per_batch, _, queries, calls, batches, *draft = cost
+        assert calls == batches == rounds
+        assert float(per_batch) == pytest.approx(60 / int(batches), abs=0.005)
+        assert (float(per_batch) > 1) == (name != "plain")
+        assert (draft == ["0", "0", "0"]) == (name == "plain")
+        assert int(queries) >= 60
+    for name in DECODERS[1:]:
+        rate, mean, _, error, is_expected = rows_named(lines[text:], name)[1][16:].split()
         assert abs(float(rate) - float(mean)) <= 5 * float(error)
         assert is_expected == "ok"
     assert lines[-1].startswith("PROVED in ")
@@ -150,23 +171,196 @@ def test_without_a_command_the_audit_is_followed_by_real_text(whole_run):
 
 def test_the_prompt_shown_is_held_out_and_its_continuations_differ(whole_run):
     _, lines = whole_run
-    at = {
-        name: n
-        for n, line in enumerate(lines)
-        for name in ("prompt", "path", "tree")
-        if line.startswith(f"  {name:<8}")
-    }
-    prompt = lines[at["prompt"]][10:].removesuffix(" /")
+    prompt = shown_text(lines, "prompt").removesuffix(" /")
     assert prompt in split_text(shipped_text(), held_out=True)
     assert prompt not in split_text(shipped_text())
-    assert lines[at["path"]][10:] != lines[at["tree"]][10:]
+    assert len({shown_text(lines, name) for name in DECODERS}) == 4
 
 
 def test_acceptance_off_its_mean_makes_the_exit_status_1(with_report, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "MAX_DEVIATION", 1e-6)
-    monkeypatch.setattr(command_line, "NUM_TOKENS", 40)
+    monkeypatch.setattr(command_line, "NEW_TOKENS", 30)
     assert command_line.main([]) == 1
     assert "NOT AS EXPECTED" in capsys.readouterr().out.splitlines()[-1]
+
+
+COMPARE = ["compare", "--prompt", "And the LORD ", "--new-tokens", "12", "--law-runs"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Run `compare` with all that it can write; return the folder and the lines printed."""
+    folder = tmp_path_factory.mktemp("compare")
+    out, err = io.StringIO(), io.StringIO()
+    files = ["--save", str(folder / "rounds.json"), "--plot", str(folder / "plot.png")]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert command_line.main([*COMPARE, "3", *files]) == 0
+    assert err.getvalue() == f"rounds of the adaptive tree saved to {folder / 'rounds.json'}\n"
+    return folder, out.getvalue().splitlines()
+
+
+def test_compare_prints_costs_acceptance_laws_and_texts_within_the_width(compared):
+    _, lines = compared
+    assert lines[0] == "REAL TEXT: 12 characters, target kjv 5-gram, draft kjv 3-gram"
+    assert len({len(line) for line in lines[1:7]}) == 1
+    assert max(map(len, lines)) <= 96
+    for name in DECODERS[1:]:
+        laws = [line for line in lines if line.startswith(f"  {name} against plain, G-test on the")]
+        assert len(laws) == 1
+    assert shown_text(lines, "prompt") == "And the LORD"
+    assert all(shown_text(lines, name) for name in DECODERS)
+
+
+def test_compare_writes_a_plot(compared):
+    assert (compared[0] / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_as_json_is_one_object_and_the_same_for_the_same_seed(compared, capsys):
+    assert command_line.main([*COMPARE, "3", "--json"]) == 0
+    first = capsys.readouterr()
+    assert first.err == ""
+    printed = json.loads(first.out)
+    assert list(printed) == ["prompt", "runs", "laws"]
+    assert printed["prompt"] == "And the LORD "
+    assert [run["name"] for run in printed["runs"]] == DECODERS
+    counts = {"rounds", "new_tokens", "drafted", "accepted"} | {
+        f"{model}_{what}"
+        for model in ("target", "draft")
+        for what in ("queries", "calls", "batches")
+    }
+    always = {"name", "decoder", "prompt", "seed", "text", "finished", "by_depth", "by_rank"}
+    always |= counts | {"tokens_per_target_batch", "block_efficiency"}
+    for run in printed["runs"]:
+        assert set(run) == always | (set() if run["name"] == "plain" else {"acceptance"})
+        assert run["new_tokens"] == len(run["text"]) == 12
+        assert (run["seed"], run["finished"]) == (0, "budget")
+        assert run["decoder"]["target"] == "kjv 5-gram"
+        assert all(type(run[name]) is int for name in counts)
+    assert set(printed["laws"]) == set(DECODERS[1:])
+    for law in printed["laws"].values():
+        assert (law["tokens"], law["runs"]) == (2, [3, 3])
+        assert 0 <= law["p_value"] <= 1
+        assert "detectable_tv" not in law  # of 3 runs
+    assert command_line.main([*COMPARE, "3", "--json"]) == 0
+    assert capsys.readouterr().out == first.out
+    assert command_line.main([*COMPARE, "0", "--json", "--seed", "1"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert other["laws"] == {}
+    for run, again in zip(printed["runs"], other["runs"], strict=True):
+        assert run["text"] != again["text"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_law_that_differs_makes_the_exit_status_1(arguments, monkeypatch, capsys):
+    biased = experiments.LawComparison(2, None, None, audit.g_test([90, 10], [10, 90]))
+    monkeypatch.setattr(experiments, "compare_laws", lambda *_, **__: biased)
+    assert command_line.main(["compare", "--new-tokens", "5", "--law-runs", "1", *arguments]) == 1
+    assert ('"p_value": ' if arguments else "path against plain, G-test") in capsys.readouterr().out
+
+
+def test_one_new_token_leaves_nothing_to_draft(capsys):
+    assert command_line.main(["compare", "--new-tokens", "1", "--law-runs", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("REAL TEXT: 1 character,")
+    for name in DECODERS:
+        cost, text = rows_named(lines, name)
+        assert cost[16:].split() == ["1", "1.00", "-", "1", "1", "1", "0", "0", "0"]
+        assert text
+    assert not any("acceptance" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", "na\u00efve"], "'\u00ef' is not among the 73 characters"),
+        (["--prompt", ""], "--prompt is empty"),
+        (["--new-tokens", "0"], "--new-tokens is 0: must be at least 1"),
+        (["--law-runs", "-1"], "--law-runs is -1: must be at least 0"),
+        (["--seed", "-1"], "--seed is -1: must be from 0 to 2147483647"),
+        (["--seed", str(2**31)], "--seed is 2147483648"),
+        (["--plot", "plot.txt"], "plot.txt: its suffix must be one of"),
+        (["--plot", "plot"], "plot: its suffix must be one of"),
+        (["--plot", "nowhere/plot.png"], "there is no folder nowhere"),
+        (["--save", "rounds.txt"], "--save rounds.txt: the name must end in .json or .npz"),
+        (["--save", "nowhere/rounds.npz"], "there is no folder nowhere"),
+    ],
+)
+def test_what_compare_cannot_do_is_refused_before_any_decode(arguments, words, monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "decode_all", lambda *_: pytest.fail("decoded"))
+    assert command_line.main(["compare", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("python -m jaxspec: error: ")
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_without_matplotlib_a_plot_is_refused_by_the_name_of_the_extra(monkeypatch, capsys):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    assert command_line.main(["compare", "--plot", "plot.png"]) == 2
+    assert "jaxspec-decoding[plot]" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_makes_the_exit_status_2(tmp_path, capsys):
+    (tmp_path / "taken.json").mkdir()
+    arguments = ["--new-tokens", "1", "--law-runs", "0", "--save", str(tmp_path / "taken.json")]
+    assert command_line.main(["compare", *arguments]) == 2
+    assert "taken.json" in capsys.readouterr().err
+
+
+def test_saved_rounds_replay_without_a_difference(compared, capsys):
+    path = compared[0] / "rounds.json"
+    rounds = len(json.loads(path.read_text())["content"])
+    assert rounds >= 3
+    assert command_line.main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out == f"{rounds} rounds replayed, 0 differ\n"
+
+
+def test_a_doctored_round_is_named_and_the_exit_status_is_1(compared, tmp_path, capsys):
+    record = json.loads((compared[0] / "rounds.json").read_text())
+    (first, second, *_) = record["content"]
+    verdict = second["verdict"]
+    was = verdict["tokens"]["data"][0]
+    verdict["tokens"]["data"][0] = (was + 1) % 73
+    path = tmp_path / "doctored.json"
+    path.write_text(json.dumps(record))
+    assert command_line.main(["replay", str(path)]) == 1
+    named, total = capsys.readouterr().out.splitlines()
+    assert named.startswith(f"round 1 (root at position {second['position']}): tokens was ")
+    assert first["position"] < second["position"]
+    assert total == f"{len(record['content'])} rounds replayed, 1 differ"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("missing.json", None, "missing.json"),
+        ("garbage.json", b"\x00\xff{", "not a record"),
+        ("garbage.npz", b"PK\x03\x04no", "not a record"),
+        ("list.json", b"[]", "names no schema"),
+        (
+            "kind.json",
+            b'{"schema": "jaxspec/1", "kind": "snapshot", "content": {}}',
+            "holds 'snapshot', wanted 'rounds'",
+        ),
+        ("old.json", b'{"schema": "jaxspec/0", "kind": "rounds", "content": []}', "jaxspec/0"),
+        ("hole.json", b'{"schema": "jaxspec/1", "kind": "rounds", "content": [{}]}', "round 0"),
+        ("rounds.txt", b"", "a .json or a .npz"),
+    ],
+)
+def test_what_holds_no_rounds_is_no_replay_and_the_exit_status_is_2(
+    name, content, words, tmp_path, capsys
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert command_line.main(["replay", str(tmp_path / name)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_progress_shows_on_a_terminal_and_leaves_an_empty_line(monkeypatch):
@@ -191,8 +385,16 @@ def test_version_in_a_process_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["audit", "bench", "--version", "exit status: 0"]),
+        (
+            ["--help"],
+            ["audit", "compare", "replay", "bench", "--version", "exit status: 0"],
+        ),
         (["audit", "--help"], ["--json", "total variation", "exit status: 0"]),
+        (
+            ["compare", "--help"],
+            ["--prompt TEXT", "--new-tokens N", "--plot FILE.png", "--save FILE", "status: 0"],
+        ),
+        (["replay", "--help"], ["FILE", "compare --save", "exit status: 0"]),
         (["bench", "--help"], ["--vocab", "--batch"]),
     ],
 )
@@ -207,7 +409,7 @@ def test_help_names_what_there_is(arguments, words, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["--json"], ["audit", "--jsn"], ["audit", "x"]]
+    "arguments", [["nonsense"], ["--json"], ["audit", "--jsn"], ["audit", "x"], ["compare", "x"]]
 )
 def test_bad_arguments_are_named_and_the_exit_status_is_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

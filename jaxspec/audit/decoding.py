@@ -75,7 +75,8 @@ def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> Deco
       The `DecodingLaw`.
 
     Raises:
-      ValueError: the vocabulary is larger.
+      ValueError: the vocabulary is larger, or proposals are no function of the context, the depth
+        and the draft's draws.
     """
     if decoder.target.vocab > BLOCK:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {BLOCK}")
@@ -171,7 +172,11 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
 
     boxes = [(np.zeros(nodes, np.int64), np.full(nodes, UNITS, np.int64))]
     for node in range(1, nodes):
-        boxes = [piece for low, high in boxes for piece in _pieces(propose, low, high, node)]
+        boxes = [
+            piece
+            for low, high in boxes
+            for piece in _pieces(propose, low, high, node, 4 * decoder.target.vocab)
+        ]
     rounds, misses = [], 0
     for low, high in boxes:
         draft = propose((low + high) // 2)
@@ -187,7 +192,11 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
 
 
 def _pieces(
-    propose: Callable[[np.ndarray], Draft], low: np.ndarray, high: np.ndarray, node: int
+    propose: Callable[[np.ndarray], Draft],
+    low: np.ndarray,
+    high: np.ndarray,
+    node: int,
+    most_cuts: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Cut a box of draft draws along the draw of one node wherever the proposal changes.
 
@@ -201,18 +210,28 @@ def _pieces(
         point[node] = unit
         return _content(propose(point))
 
-    def edges(left: int, right: int) -> list[int]:
+    cuts: list[int] = []
+
+    def cut(left: int, right: int) -> None:
         if at(left) == at(right):
-            return []
+            return
         if right - left == 1:
-            return [right]
+            cuts.append(right)
+            if len(cuts) > most_cuts:
+                raise ValueError(
+                    f"the proposal changes more than {most_cuts} times along the draw of node "
+                    f"{node}: is the draft a pure function of context, depth and draws?"
+                )
+            return
         centre = (left + right) // 2
-        return edges(left, centre) + edges(centre, right)
+        cut(left, centre)
+        cut(centre, right)
 
     probes = {0, UNITS // 2, UNITS - 1}
     for edge in _expected_edges(propose(middle).proposal, node):
         probes |= {max(edge - _NEAR, 0), min(edge + _NEAR, UNITS - 1)}
-    cuts = [edge for ends in itertools.pairwise(sorted(probes)) for edge in edges(*ends)]
+    for ends in itertools.pairwise(sorted(probes)):
+        cut(*ends)
     for start, stop in itertools.pairwise([0, *cuts, UNITS]):
         piece = low.copy(), high.copy()
         piece[0][node], piece[1][node] = start, stop

@@ -64,8 +64,8 @@ class Decoder:
         for token in sorted(self.stop_tokens):
             if not 0 <= token < self.target.vocab:
                 raise ValueError(
-                    f"stop token {token} is outside {self.target.name!r}'s vocabulary of "
-                    f"{self.target.vocab}: it would stop nothing"
+                    f"stop token {token} is outside the vocabulary of {self.target.vocab}: it would "
+                    "stop nothing"
                 )
 
     def describe(self) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def _state_from_plain(plain: dict[str, Any]) -> DecodeState:
 
 
 def _summary_from_plain(plain: dict[str, Any]) -> RoundSummary:
-    counts = {name: value for name, value in plain.items() if type(value) is int}
+    counts = {name: value for name, value in dict(plain).items() if type(value) is int}
     summary = RoundSummary(
         **counts,
         tested=tuple((_whole(number), _truth(hit)) for number, hit in plain["tested"]),

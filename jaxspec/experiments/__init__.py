@@ -3,7 +3,9 @@
 from jaxspec.experiments.compare import (
     Comparison,
     LawComparison,
+    MismatchError,
     Run,
+    assert_comparable,
     compare_adaptive_decoding,
     compare_decoding,
     compare_laws,
@@ -11,8 +13,15 @@ from jaxspec.experiments.compare import (
     compare_tree_decoding,
     run_decoder,
 )
-from jaxspec.experiments.records import MismatchError, assert_comparable, load_runs, save_runs
-from jaxspec.experiments.report import law_in_words, law_to_json, plot, run_to_json, table
+from jaxspec.experiments.records import load_runs, save_runs
+from jaxspec.experiments.report import (
+    assert_plottable,
+    law_in_words,
+    law_to_json,
+    plot,
+    run_to_json,
+    table,
+)
 
 __all__ = (
     "Comparison",
@@ -20,6 +29,7 @@ __all__ = (
     "MismatchError",
     "Run",
     "assert_comparable",
+    "assert_plottable",
     "compare_adaptive_decoding",
     "compare_decoding",
     "compare_laws",

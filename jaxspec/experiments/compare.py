@@ -77,6 +77,33 @@ class LawComparison:
         return max(self.tv or 0.0, self.target_tv or 0.0) <= 1e-6
 
 
+class MismatchError(ValueError):
+    """Two experiments are not comparable."""
+
+
+def assert_comparable(first: Sequence[Run], second: Sequence[Run]) -> None:
+    """Refuse to compare experiments that differ in more than the decoder.
+
+    Args:
+      first: runs, one for each prompt.
+      second: runs for the same prompts in the same order.
+
+    Raises:
+      MismatchError: saying which of target model, prompt or continuation length differs, and where.
+    """
+    if len(first) != len(second):
+        raise MismatchError(f"number of runs differs: {len(first)} and {len(second)}")
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        facts = (
+            ("target model", a.decoder["target"], b.decoder["target"]),
+            ("prompt", list(a.prompt), list(b.prompt)),
+            ("continuation length", len(a.text), len(b.text)),
+        )
+        for fact, here, there in facts:
+            if here != there:
+                raise MismatchError(f"run {number}: {fact} differs: {here!r} and {there!r}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """A baseline run and a speculative run.
@@ -85,11 +112,18 @@ class Comparison:
       baseline: plain autoregressive decoding.
       speculative: with a drafter.
       law: whether their texts have one law; None if that was not asked.
+
+    Raises:
+      MismatchError: the two are not of one target model, prompt and continuation length.
     """
 
     baseline: Run
     speculative: Run
-    law: LawComparison | None
+    law: LawComparison | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse runs that are not comparable."""
+        assert_comparable([self.baseline], [self.speculative])
 
 
 def run_decoder(name: str, decoder: Decoder, prompt: Sequence[int], seed: int) -> Run:
@@ -131,8 +165,7 @@ def compare_decoding(
       seed: of the key of both.
       new_tokens: exact budget of both.
       bonus: see `Decoder`.
-      law_tokens: compare the law of this many first tokens; 0 for not at all. Exact where there are
-        at most `EXACT_TEXTS` texts of them.
+      law_tokens: compare the law of this many first tokens; 0 for not at all. See `compare_laws`.
       law_runs: runs of each decoder where the law must be sampled.
       progress: told what is being done.
 
@@ -158,34 +191,68 @@ EXACT_TEXTS = 256
 
 
 def compare_laws(
-    first: Decoder, second: Decoder, prompt: Sequence[int], *, tokens: int, runs: int, seed: int
+    first: Decoder,
+    second: Decoder,
+    prompt: Sequence[int],
+    *,
+    tokens: int,
+    runs: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LawComparison:
     """Compare the laws of the first tokens of two decoders of one target.
+
+    With at most `EXACT_TEXTS` texts of that many tokens the laws are exact, those of decodes whose
+    budget these tokens are. Else the decoders run as they are, until they have these tokens.
 
     Args:
       first: a decoder.
       second: another.
       prompt: token ids.
-      tokens: how many first tokens.
-      runs: runs of each, if there are more than `EXACT_TEXTS` texts.
+      tokens: how many first tokens, at least 1.
+      runs: runs of each, at least 1, if there are more than `EXACT_TEXTS` texts.
       seed: of those runs; no key is used twice.
+      progress: told after each run how many are done, of how many.
+
+    Raises:
+      MismatchError: the targets are not the same.
+      ValueError: tokens or runs is below 1.
     """
-    first = dataclasses.replace(first, new_tokens=tokens)
-    second = dataclasses.replace(second, new_tokens=tokens)
+    if first.target.name != second.target.name:
+        raise MismatchError(
+            f"target model differs: {first.target.name!r} and {second.target.name!r}"
+        )
+    if tokens < 1 or runs < 1:
+        raise ValueError(f"tokens is {tokens}, runs is {runs}: both must be at least 1")
+    decoders = (first, second)
     if first.target.vocab**tokens <= EXACT_TEXTS:
-        laws = [decoding_law(decoder, tuple(prompt)) for decoder in (first, second)]
+        laws = [
+            decoding_law(dataclasses.replace(decoder, new_tokens=tokens), tuple(prompt))
+            for decoder in decoders
+        ]
         every = {*laws[0].texts, *laws[1].texts}
         tv = sum(abs(laws[0].texts.get(t, 0.0) - laws[1].texts.get(t, 0.0)) for t in every) / 2
         worst = max(law.tv if law.misses == 0 else 1.0 for law in laws)
         return LawComparison(tokens=tokens, tv=tv, target_tv=worst, test=None)
     keys = jax.random.split(jax.random.key(seed), 2 * runs)
-    texts = [
-        [decoder.run(prompt, key).new_tokens for key in half]
-        for decoder, half in ((first, keys[:runs]), (second, keys[runs:]))
-    ]
+    texts: list[list[Context]] = [[], []]
+    for number, key in enumerate(keys):
+        which = number // runs
+        texts[which].append(_first_tokens(decoders[which], prompt, key, tokens))
+        if progress:
+            progress(number + 1, 2 * runs)
     every_text = sorted({*texts[0], *texts[1]})
     counts = [np.array([sample.count(text) for text in every_text]) for sample in texts]
     return LawComparison(tokens=tokens, tv=None, target_tv=None, test=g_test(*counts))
+
+
+def _first_tokens(decoder: Decoder, prompt: Sequence[int], key: jax.Array, tokens: int) -> Context:
+    """Decode until there are so many tokens, with all the depth that the decoder's budget allows."""
+    decoder = dataclasses.replace(decoder, new_tokens=max(decoder.new_tokens, tokens))
+    state = decoder.start(prompt, key)
+    while not state.finished and len(state.new_tokens) < tokens:
+        state, _ = decoder.step(state)
+    return state.new_tokens[:tokens]
 
 
 def compare_path_decoding(

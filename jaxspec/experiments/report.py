@@ -1,11 +1,11 @@
 """Runs side by side: a table, plain values for JSON, and a plot."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec.decode.metrics import Metrics, Rate
+from jaxspec.decode.metrics import Rate
 from jaxspec.experiments.compare import Comparison, LawComparison, Run
 
 COUNTS = (
@@ -34,6 +34,7 @@ def run_to_json(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "decoder": run.decoder,
+        "prompt": list(run.prompt),
         "seed": run.seed,
         "text": list(run.text),
         "finished": run.finished,
@@ -60,9 +61,9 @@ def law_to_json(law: LawComparison) -> dict[str, Any]:
         "degrees": test.degrees,
         "p_value": test.p_value,
         "runs": list(test.sizes),
-        "detectable_tv": test.detectable,
         "level": test.level,
         "power": test.power,
+        **({} if test.detectable is None else {"detectable_tv": test.detectable}),
     }
 
 
@@ -74,33 +75,80 @@ def law_in_words(law: LawComparison) -> str:
             f"two, at most {law.target_tv:.1e} from the target's"
         )
     test = law.test
-    return (
-        f"G-test on the first {law.tokens} tokens of {test.sizes[0]} + {test.sizes[1]} runs: "
-        f"G = {test.statistic:.1f} on {test.degrees} degrees, p = {test.p_value:.3f}; finds a total "
-        f"variation of {test.detectable:.2f} with power {test.power} at level {test.level}"
+    what = f"G-test on the first {law.tokens} tokens of {test.sizes[0]} + {test.sizes[1]} runs"
+    if test.degrees == 0:
+        return f"{what}: too few runs to tell anything"
+    could = (
+        "with too few runs to find any difference for certain"
+        if test.detectable is None
+        else f"finds a total variation of {test.detectable:.2f}"
     )
+    return (
+        f"{what}: G = {test.statistic:.1f} on {test.degrees} degrees, p = {test.p_value:.3g}; "
+        f"{could} (power {test.power}, level {test.level})"
+    )
+
+
+_HEADS = ("queries", "calls", "batches")
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Lay runs out in a table, what was really asked apart from hypothetical batches."""
-    lines = [
-        f"{'':14} {'':>6} {'tokens/':>8} {'accep-':>7} "
-        f"{'------ target ------':>23} {'------- draft ------':>23}",
-        f"{'':14} {'rounds':>6} {'batch':>8} {'tance':>7} "
-        f"{'queries':>8} {'calls':>6} {'batches':>7} {'queries':>8} {'calls':>6} {'batches':>7}",
+    """Lay runs out in a table, what was really asked apart from hypothetical batches.
+
+    All lines are of one width.
+    """
+    names = ["", "", *(run.name for run in runs)]
+    columns = [
+        ["", "rounds", *(str(run.metrics.rounds) for run in runs)],
+        ["tokens/", "batch", *(_shown(run.metrics.tokens_per_target_batch) for run in runs)],
+        ["accep-", "tance", *(_shown(run.metrics.acceptance.value) for run in runs)],
     ]
-    lines += [f"{run.name:14} {_row(run.metrics)}" for run in runs]
-    return "\n".join(lines)
+    groups = [
+        [[head, *(str(getattr(run.metrics, f"{model}_{head}")) for run in runs)] for head in _HEADS]
+        for model in ("target", "draft")
+    ]
+    parts = [_aligned(names, str.ljust, least=14), *(_aligned(c, str.rjust) for c in columns)]
+    for model, group in zip(("target", "draft"), groups, strict=True):
+        lines = [
+            " ".join(cells) for cells in zip(*(_aligned(c, str.rjust) for c in group), strict=True)
+        ]
+        parts.append([f" {model} ".center(len(lines[0]), "-"), *lines])
+    return "\n".join("  ".join(cells) for cells in zip(*parts, strict=True))
 
 
-def _row(m: Metrics) -> str:
-    efficiency = "-" if m.tokens_per_target_batch is None else f"{m.tokens_per_target_batch:.2f}"
-    acceptance = "-" if m.acceptance.value is None else f"{m.acceptance.value:.2f}"
-    return (
-        f"{m.rounds:6} {efficiency:>8} {acceptance:>7} "
-        f"{m.target_queries:8} {m.target_calls:6} {m.target_batches:7} "
-        f"{m.draft_queries:8} {m.draft_calls:6} {m.draft_batches:7}"
-    )
+def _aligned(
+    cells: Sequence[str], align: Callable[[str, int], str], *, least: int = 6
+) -> list[str]:
+    width = max(least, *map(len, cells))
+    return [align(cell, width) for cell in cells]
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def assert_plottable(path: str | Path) -> None:
+    """Find out before long work whether `plot` can write to a path.
+
+    Args:
+      path: an image file.
+
+    Raises:
+      ImportError: matplotlib is not installed; it comes with the extra `plot`.
+      ValueError: its suffix is no format that matplotlib writes.
+    """
+    canvas = _matplotlib("backend_bases").FigureCanvasBase
+    suffix = Path(path).suffix.removeprefix(".").lower()
+    if suffix not in canvas.get_supported_filetypes():
+        formats = ", ".join(sorted(canvas.get_supported_filetypes()))
+        raise ValueError(f"{path}: its suffix must be one of {formats}")
+
+
+def _matplotlib(module: str) -> Any:
+    try:
+        return importlib.import_module(f"matplotlib.{module}")
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'jaxspec-decoding[plot]'") from error
 
 
 def plot(comparisons: Sequence[Comparison], path: str | Path) -> None:
@@ -112,12 +160,13 @@ def plot(comparisons: Sequence[Comparison], path: str | Path) -> None:
 
     Raises:
       ImportError: matplotlib is not installed; it comes with the extra `plot`.
-      ValueError: matplotlib does not know the format.
+      ValueError: there is nothing to plot, or matplotlib does not know the format.
+      OSError: the file cannot be written.
     """
-    try:
-        figure = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'jaxspec-decoding[plot]'") from error
+    if not comparisons:
+        raise ValueError("there is nothing to plot: no comparisons")
+    assert_plottable(path)
+    figure = _matplotlib("figure")
     runs = [comparisons[0].baseline, *(comparison.speculative for comparison in comparisons)]
     sheet = figure.Figure(figsize=(11, 3.6), layout="constrained")
     by_batch, by_depth, by_rank = sheet.subplots(1, 3)

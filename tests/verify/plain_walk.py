@@ -34,7 +34,7 @@ class PlainOutcome:
     margin: float
 
 
-def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
+def softmax(logits: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
     scaled = logits / temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
@@ -145,5 +145,5 @@ class _Walk:
 
     def invert(self, u: float, weights: np.ndarray) -> int:
         running = np.cumsum(weights) / weights.sum()
-        self.margin = min(self.margin, float(np.abs(running[:-1] - u).min(initial=1.0)))
+        self.margin = min(self.margin, 10 * float(np.abs(running[:-1] - u).min(initial=1.0)))
         return int(np.argmax(running > u))

@@ -76,7 +76,8 @@ def emitted(verdict: js.Verdict, index: int) -> list[int]:
 
 def random_rows(generator: np.random.Generator, shape: tuple[int, ...], vocab: int) -> np.ndarray:
     """Draw rows from flat to peaked, many with zeros, some of one token."""
-    sharpness = generator.choice([0.2, 1.0, 5.0], size=(*shape, 1))
+    flatness = [0.2, 1.0, 5.0] if vocab <= 512 else [1e-4, 1e-3, 0.5]
+    sharpness = generator.choice(flatness, size=(*shape, 1))
     rows = generator.gamma(np.broadcast_to(sharpness, (*shape, vocab)))
     rows *= generator.random(rows.shape) < generator.choice([0.4, 1.0], size=(*shape, 1))
     rows[..., 0] += rows.sum(axis=-1) == 0
@@ -113,13 +114,14 @@ def random_rounds(
     draft = random_rows(generator, parents.shape, vocab)
     is_same = (generator.random((*parents.shape, 1)) < 0.2) | same_rows
     draft = np.where(is_same, target, draft)
+    is_fixed = rule.proposal is js.PointMass
     accept, final = _uniforms(generator, parents.shape), _uniforms(generator, (batch, 2))
     if edge_draws:
         for draws in (accept, final):
             is_edge = generator.random(draws.shape) < 0.5
             draws[is_edge] = generator.choice(EDGES, size=int(is_edge.sum()))
     return Rounds(
-        tokens=_candidates(generator, rule.proposal, children, draft),
+        tokens=_candidates(generator, rule.proposal, children, target if is_fixed else draft),
         parents=parents,
         children=children,
         level_sizes=level_sizes,
@@ -213,19 +215,19 @@ def _trees(
 
 
 def _candidates(
-    generator: np.random.Generator, kind: type[js.Proposal], children: np.ndarray, draft: np.ndarray
+    generator: np.random.Generator, kind: type[js.Proposal], children: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Draw the candidates below every node, in order, from its draft row."""
-    batch, nodes, vocab = draft.shape
+    """Draw the candidates below every node, in order, from its row."""
+    batch, nodes, vocab = rows.shape
     tokens = np.full((batch, nodes), -1, np.int32)
     for b, parent in np.argwhere(children[:, :, 0] >= 0):
-        row = draft[b, parent].astype(np.float64)
+        row = rows[b, parent].astype(np.float64)
         is_left = np.ones(vocab, bool)
         for child in children[b, parent]:
             if child < 0:
                 break
             weights = row * is_left
-            if kind is js.PointMass or weights.sum() == 0:
+            if weights.sum() == 0:
                 weights = is_left.astype(np.float64)
             tokens[b, child] = generator.choice(vocab, p=weights / weights.sum())
             if kind is not js.WithReplacement:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_rounds import play, random_rounds
 
 import jaxspec as js
 
@@ -183,39 +182,41 @@ def test_how_far_a_mass_may_lie_from_one_depends_on_the_dtype() -> None:
         rows[1, 0] = 0.25
 
 
+def two_node_path(token: int) -> js.Proposal:
+    return js.PointMass(tree=js.chain(jnp.array([token])))
+
+
+ROWS = jnp.array([[0.5, 0.5], [0.25, 0.75]])
+DRAWS = js.Draws(accept=jnp.array([0.0, 0.25]), final=jnp.array([0.0, 0.5]))
+
+
 def test_the_twin_gives_the_verdict_and_names_the_sequence_of_a_batch_that_is_at_fault() -> None:
-    rule = js.RULES["token"]
-    rounds = random_rounds(rule, 81)
-    twin = jax.jit(jax.vmap(js.checked(rule.verify)))
-    error, verdict = twin(*rounds.arguments(rule.proposal))
+    twin = jax.jit(jax.vmap(js.checked(js.verify_path), in_axes=(None, None, 0, None)))
+    rows = jnp.stack([ROWS, ROWS[:, ::-1], ROWS])
+    error, verdict = twin(DRAWS, two_node_path(0), rows, True)
     assert error.get() is None
-    for name, value in vars(play(rule, rounds)).items():
-        assert np.array_equal(value, getattr(verdict, name)), name
-    rounds.target[[7, 40], 0, 3] = np.nan
-    error, _ = twin(*rounds.arguments(rule.proposal))
-    assert error.get().startswith("at mapped index 7: target row 0: entry 3 is nan")
-    with pytest.raises(ValueError, match="at mapped index 7: target row 0: entry 3 is nan"):
+    js.raise_if(error)
+    wanted = jax.vmap(js.verify_path, in_axes=(None, None, 0, None))(
+        DRAWS, two_node_path(0), rows, True
+    )
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, verdict, wanted))
+    error, _ = twin(DRAWS, two_node_path(0), rows.at[1:, 1, 0].set(jnp.nan), True)
+    message = "at mapped index 1: target row 1: entry 0 is nan"
+    assert error.get().startswith(message)
+    with pytest.raises(ValueError, match=message):
         js.raise_if(error)
 
 
 def test_strict_returns_the_verdict_or_raises_at_once() -> None:
     verify = js.strict(js.verify_path)
-    rows = jnp.array([[0.5, 0.5], [0.25, 0.75]])
-    draws = js.Draws(accept=jnp.array([0.0, 0.5]), final=jnp.array([0.0, 0.5]))
-
-    def path(token: int) -> js.Proposal:
-        return js.sampled_path(jnp.array([token]), draft_rows=rows[:1])
-
-    assert verify(draws, path(0), rows, True).tokens.tolist() == [0, 1]
-    with pytest.raises(ValueError, match="node 1: token 2 is outside the vocabulary of 2"):
-        verify(draws, path(2), rows)
-    with pytest.raises(ValueError, match=r"target row 0: mass is 1\.5, not 1 within 1e-05"):
-        verify(draws, path(0), rows.at[0, 0].set(1.0))
-    with pytest.raises(AssertionError, match="finite"):
-        verify(draws, path(0), rows.at[1, 0].set(jnp.nan))
-    with pytest.raises(AssertionError, match="finite"):
-        verify(draws.replace(final=jnp.array([jnp.inf, 0.5])), path(0), rows)
-
-
-def test_raise_if_lets_good_input_pass() -> None:
-    js.raise_if(check_alone(*Round().arguments())[0])
+    assert verify(DRAWS, two_node_path(0), ROWS, True).tokens.tolist() == [0, 1]
+    for token, rows, message in (
+        (2, ROWS, "node 1: token 2 is outside the vocabulary of 2"),
+        (0, ROWS.at[0, 0].set(1.0), r"target row 0: mass is 1\.5, not 1 within 1e-05"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            verify(DRAWS, two_node_path(token), rows, True)
+    not_finite = DRAWS.replace(final=jnp.array([jnp.inf, 0.5]))
+    for draws, rows in ((DRAWS, ROWS.at[1, 0].set(jnp.nan)), (not_finite, ROWS)):
+        with pytest.raises(AssertionError, match="finite"):
+            verify(draws, two_node_path(0), rows, True)

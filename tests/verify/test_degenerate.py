@@ -107,7 +107,7 @@ def test_a_tree_of_the_root_alone_emits_one_token_of_the_target_row(name: str) -
 
 
 def test_rows_in_one_slab_by_offset_are_verified_as_separate_arrays() -> None:
-    rule = js.RULES["without_replacement"]
+    rule = TOKEN
     rounds = random_rounds(rule, 50)
     draws, proposal, target, bonus = rounds.arguments(rule.proposal)
     nodes = rounds.target.shape[1]
@@ -124,14 +124,3 @@ def test_rows_in_one_slab_by_offset_are_verified_as_separate_arrays() -> None:
     axes = (0, dataclasses.replace(proposal, tree=0, draft_rows=rows_axes), rows_axes, 0)
     verdict = jax.vmap(rule.verify, in_axes=axes)(draws, proposal, packed(target), bonus)
     assert_same_outcome(play(rule, rounds), jax.tree.map(np.asarray, verdict))
-
-
-def test_rows_of_half_precision_are_computed_with_in_float32() -> None:
-    rounds = random_rounds(TOKEN, 51)
-    draws, proposal, target, bonus = rounds.arguments(TOKEN.proposal)
-    target, draft = target.astype(jnp.bfloat16), proposal.draft_rows.astype(jnp.float16)
-    rounds.target[...] = np.asarray(target.astype(jnp.float32))
-    rounds.draft[...] = np.asarray(draft.astype(jnp.float32))
-    half = dataclasses.replace(proposal, draft_rows=draft)
-    verdict = jax.vmap(TOKEN.verify)(draws, half, target, bonus)
-    assert_same_outcome(play(TOKEN, rounds), jax.tree.map(np.asarray, verdict))

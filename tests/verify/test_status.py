@@ -376,8 +376,10 @@ def test_verdicts_are_sound_and_neighbours_untouched_whatever_goes_in(
         assert_same(play(rule, clean, logits=logits), verdict, ~is_spoilt)
         assert_sound(spoilt, verdict, logits=logits)
         seen |= int(np.bitwise_or.reduce(verdict.status))
-    impossible = Status.OUTSIDE_SUPPORT if rule.proposal is js.PointMass else Status(0)
-    assert seen | int(impossible) == sum(Status)
+    rare = Status.EMPTY_RESIDUAL  # only rounding brings it about
+    if rule.proposal is js.PointMass:
+        rare |= Status.OUTSIDE_SUPPORT  # any token may be proposed
+    assert seen | int(rare) == sum(Status)
 
 
 @each_rule
@@ -393,17 +395,12 @@ def test_no_token_replaces_what_a_bad_row_or_draw_left_undecided(
         assert (verdict.num_tokens == verdict.num_accepted)[is_fatal].all()
 
 
-@pytest.mark.parametrize(
-    ("name", "logits"), [("point_mass", False), ("traversal", False), ("point_mass", True)]
-)
-def test_verdicts_are_sound_over_a_large_vocabulary_too(name: str, logits: bool) -> None:
+@pytest.mark.parametrize("name", ["point_mass", "traversal"])
+def test_verdicts_are_sound_over_a_large_vocabulary_too(name: str) -> None:
     rule = js.RULES[name]
     for seed in range(6):
         clean = random_rounds(rule, 30 + seed, batch=WIDE_BATCH, vocab=WIDE)
-        spoilt, is_spoilt = corrupted(clean, seed, logits=logits)
-        if logits:
-            with np.errstate(divide="ignore"):
-                clean.target[...], clean.draft[...] = np.log(clean.target), np.log(clean.draft)
-        verdict = play(rule, spoilt, logits=logits)
-        assert_same(play(rule, clean, logits=logits), verdict, ~is_spoilt)
-        assert_sound(spoilt, verdict, logits=logits)
+        spoilt, is_spoilt = corrupted(clean, seed, logits=False)
+        verdict = play(rule, spoilt)
+        assert_same(play(rule, clean), verdict, ~is_spoilt)
+        assert_sound(spoilt, verdict, logits=False)

@@ -1,0 +1,92 @@
+"""Toy models with a row of its own for each context, and one drafter of each kind.
+
+All trees have one capacity and so have all paths, so that the verifiers compile once.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import jaxspec as js
+from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath
+from jaxspec.decode.policy import AdaptiveTreePolicy
+from jaxspec.providers import Answer, Context, Provider, Query
+
+VOCAB = 3
+POLICY = AdaptiveTreePolicy(
+    min_width=1, max_width=2, min_depth=1, max_depth=2, first_depth=1, max_nodes=5
+)
+
+
+def random_rows(seed: int) -> Callable[[Context], np.ndarray]:
+    """Rows that depend on the whole context."""
+
+    @functools.cache
+    def row_after(context: Context) -> np.ndarray:
+        return np.random.default_rng([seed, *context]).dirichlet(np.ones(VOCAB))
+
+    return row_after
+
+
+class Model:
+    """A model that notes the contexts of each call; `row` may be put out of order and mended."""
+
+    def __init__(
+        self, name: str, row: Callable[[Context], Any], *, is_batched: bool = False
+    ) -> None:
+        self.row = row
+        self.calls: list[list[Context]] = []
+        ask = self._many if is_batched else self._one
+        self.provider = Provider(name, VOCAB, ask, is_batched=is_batched)
+
+    def _many(self, queries: list[Query]) -> list[Answer]:
+        self.calls.append([query.context for query in queries])
+        return [Answer(query.id, self.row(query.context)) for query in queries]
+
+    def _one(self, context: Context) -> Any:
+        self.calls.append([context])
+        return self.row(context)
+
+    @property
+    def asked(self) -> list[Context]:
+        """All contexts asked about, in order."""
+        return [context for call in self.calls for context in call]
+
+
+def target(*, is_batched: bool = False) -> Model:
+    return Model("target", random_rows(1), is_batched=is_batched)
+
+
+def draft(*, is_batched: bool = False) -> Model:
+    return Model("draft", random_rows(2), is_batched=is_batched)
+
+
+DRAFTERS: dict[str, Callable[[Provider], Drafter]] = {
+    "none": lambda draft: NoDraft(),
+    "path by token": lambda draft: SampledPath(draft, depth=2),
+    "path by block": lambda draft: SampledPath(draft, depth=2, rule=js.RULES["block"]),
+    "fixed tree": lambda draft: FixedTree(draft, widths=(2, 1)),
+    "adaptive tree": lambda draft: AdaptiveTree(draft, POLICY),
+}
+WITH_A_DRAFT = [name for name in DRAFTERS if name != "none"]
+
+
+def one_hot(token: int) -> np.ndarray:
+    return np.eye(VOCAB)[token]
+
+
+def counting_up(context: Context) -> np.ndarray:
+    """The row that is sure of the next number, round and round."""
+    return one_hot((context[-1] + 1) % VOCAB)
+
+
+def likely_up(context: Context) -> np.ndarray:
+    """The row that takes the next number for the most probable, then the one after it."""
+    return np.roll([0.5, 0.3, 0.2], context[-1] + 1)
+
+
+def never_up(context: Context) -> np.ndarray:
+    """The row that is sure of the number after the next: never right of what counts up."""
+    return one_hot((context[-1] + 2) % VOCAB)

@@ -1,0 +1,167 @@
+"""Reports: tables that align, plain values without what is absent, plots."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+
+from jaxspec import experiments
+from jaxspec.audit import g_test
+from jaxspec.decode import Metrics, Rate
+
+PLAIN = experiments.Run(
+    name="plain",
+    decoder={"target": "toy", "drafter": "none"},
+    prompt=(0,),
+    seed=3,
+    text=(1,) * 6,
+    finished="budget",
+    metrics=Metrics(6, 6, 0, 0, 6, 6, 6, 0, 0, 0, by_depth=(), by_rank=()),
+)
+TREE = dataclasses.replace(
+    PLAIN,
+    name="tree",
+    decoder={"target": "toy", "drafter": "fixed tree"},
+    metrics=Metrics(
+        rounds=3,
+        new_tokens=6,
+        drafted=10,
+        accepted=3,
+        target_queries=13,
+        target_calls=4,
+        target_batches=3,
+        draft_queries=7,
+        draft_calls=5,
+        draft_batches=2,
+        by_depth=(Rate(3, 3), Rate(0, 2)),
+        by_rank=(Rate(0, 5), Rate(3, 3), Rate(0, 0)),
+    ),
+)
+HUGE = dataclasses.replace(
+    TREE,
+    name="a tree with a name that is longer than any",
+    metrics=dataclasses.replace(TREE.metrics, target_queries=123_456_789_012),
+)
+
+
+@pytest.mark.parametrize("runs", [[], [PLAIN], [PLAIN, TREE], [PLAIN, TREE, HUGE]])
+def test_all_lines_of_a_table_have_one_width(runs):
+    lines = experiments.table(runs).split("\n")
+    assert len(lines) == 2 + len(runs)
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_a_table_holds_asked_queries_and_calls_apart_from_batches():
+    _, heads, plain, tree = experiments.table([PLAIN, TREE]).split("\n")
+    assert heads.split()[-6:] == ["queries", "calls", "batches"] * 2
+    assert plain.split() == ["plain", "6", "1.00", "-", "6", "6", "6", "0", "0", "0"]
+    assert tree.split() == ["tree", "3", "2.00", "0.60", "13", "4", "3", "7", "5", "2"]
+
+
+def test_a_run_as_json_has_every_count_and_rate():
+    plain = experiments.run_to_json(TREE)
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain == {
+        "name": "tree",
+        "decoder": {"target": "toy", "drafter": "fixed tree"},
+        "prompt": [0],
+        "seed": 3,
+        "text": [1] * 6,
+        "finished": "budget",
+        "rounds": 3,
+        "new_tokens": 6,
+        "drafted": 10,
+        "accepted": 3,
+        "target_queries": 13,
+        "target_calls": 4,
+        "target_batches": 3,
+        "draft_queries": 7,
+        "draft_calls": 5,
+        "draft_batches": 2,
+        "acceptance": 0.6,
+        "tokens_per_target_batch": 2.0,
+        "block_efficiency": 2.0,
+        "by_depth": [
+            {"hits": 3, "chances": 3, "rate": 1.0},
+            {"hits": 0, "chances": 2, "rate": 0.0},
+        ],
+        "by_rank": [
+            {"hits": 0, "chances": 5, "rate": 0.0},
+            {"hits": 3, "chances": 3, "rate": 1.0},
+            {"hits": 0, "chances": 0},
+        ],
+    }
+
+
+def test_rates_of_a_run_that_drafted_nothing_are_absent():
+    assert PLAIN.metrics.acceptance.value is None
+    plain = experiments.run_to_json(PLAIN)
+    assert "acceptance" not in plain
+    assert plain["by_depth"] == plain["by_rank"] == []
+    nothing = dataclasses.replace(
+        PLAIN, text=(), metrics=Metrics(*[0] * 10, by_depth=(), by_rank=())
+    )
+    assert "tokens_per_target_batch" not in experiments.run_to_json(nothing)
+    assert "block_efficiency" not in experiments.run_to_json(nothing)
+    assert experiments.table([nothing]).split("\n")[-1].split()[2:4] == ["-", "-"]
+
+
+def test_a_sampled_law_states_its_power_and_an_exact_one_its_distances():
+    exact = experiments.LawComparison(tokens=3, tv=1e-8, target_tv=2e-8, test=None)
+    assert exact.agrees
+    assert experiments.law_to_json(exact) == {"tokens": 3, "tv": 1e-8, "target_tv": 2e-8}
+    assert "total variation 1.0e-08 between" in experiments.law_in_words(exact)
+    test = g_test([60, 40], [40, 60], level=0.01)
+    sampled = experiments.LawComparison(tokens=2, tv=None, target_tv=None, test=test)
+    assert not sampled.agrees
+    plain = experiments.law_to_json(sampled)
+    assert plain["runs"] == [100, 100]
+    assert (plain["degrees"], plain["level"], plain["power"]) == (1, 0.01, 0.9)
+    assert plain["detectable_tv"] == test.detectable
+    assert f"finds a total variation of {test.detectable:.2f}" in experiments.law_in_words(sampled)
+
+
+@pytest.mark.parametrize(("tv", "target_tv"), [(1e-5, 0.0), (0.0, 1e-5)])
+def test_an_exact_law_off_by_more_than_rounding_does_not_agree(tv, target_tv):
+    law = experiments.LawComparison(tokens=3, tv=tv, target_tv=target_tv, test=None)
+    assert not law.agrees
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [(([1, 0], [0, 1]), "too few runs to tell anything"), (([6, 6], [6, 6]), "with too few runs")],
+)
+def test_too_few_runs_claim_no_power(counts, words):
+    test = g_test(*counts, power=0.99)
+    law = experiments.LawComparison(tokens=2, tv=None, target_tv=None, test=test)
+    assert words in experiments.law_in_words(law)
+    assert "detectable_tv" not in experiments.law_to_json(law)
+
+
+def test_a_plot_is_a_png_and_holds_runs_without_rates(tmp_path):
+    comparisons = [experiments.Comparison(baseline=PLAIN, speculative=run) for run in (TREE, PLAIN)]
+    experiments.plot(comparisons, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_plotted_is_refused_and_nothing_written(tmp_path):
+    with pytest.raises(ValueError, match="no comparisons"):
+        experiments.plot([], tmp_path / "none.png")
+    for name in ("runs.txt", "runs"):
+        with pytest.raises(ValueError, match=r"suffix must be one of .*png"):
+            experiments.plot([experiments.Comparison(PLAIN, TREE)], tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    for plot in (
+        lambda: experiments.plot([experiments.Comparison(PLAIN, TREE)], tmp_path / "runs.png"),
+        lambda: experiments.assert_plottable("runs.png"),
+    ):
+        with pytest.raises(ImportError, match=r"jaxspec-decoding\[plot\]"):
+            plot()

@@ -118,7 +118,14 @@ def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
 
 
 def draws_to_record(draws: RoundDraws) -> dict[str, list]:
-    """Turn a round's draws into plain lists that `draws_from_record` reads back bit for bit."""
+    """Turn a round's draws into plain lists that `draws_from_record` reads back bit for bit.
+
+    Args:
+      draws: of one round.
+
+    Returns:
+      "draft", "accept" and "final", lists of floats that JSON keeps exactly.
+    """
     return {
         "draft": np.asarray(draws.draft).tolist(),
         "accept": np.asarray(draws.verify.accept).tolist(),

@@ -338,6 +338,12 @@ def sampled_path(
         filters, in the precision that was sampled.
       num_drafted: int32 [], how many tokens count, 0 to T. Default T.
 
+    Returns:
+      The proposal, with node t + 1 for token t.
+
+    Raises:
+      AssertionError: tokens are not a vector of integers.
+
     >>> import jax.numpy as jnp
     >>> path = sampled_path(jnp.array([1, 0]), jnp.array([[0.5, 0.5], [0.5, 0.5]]))
     >>> path.tree.max_depth

@@ -130,8 +130,9 @@ def target_law(
                 continue
             (row,), _ = target.rows([(*prompt, *text)])
             exact = row.astype(np.float64)
-            for token in np.flatnonzero(exact).tolist():
-                longer[(*text, token)] = mass * exact[token] / exact.sum()
+            for token, share in enumerate((exact / exact.sum()).tolist()):
+                if share > 0:
+                    longer[(*text, token)] = mass * share
         law = longer
     return law
 

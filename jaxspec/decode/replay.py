@@ -256,7 +256,7 @@ def _tree_from_plain(plain: dict[str, Any], *, is_distinct: bool) -> Tree:
 
 
 def _verdict_from_plain(plain: dict[str, Any], *, depth: int) -> Verdict:
-    stored = {
+    stored: dict[str, Any] = {
         field.name: _integers("verdict", plain[field.name]) for field in dataclasses.fields(Verdict)
     }
     for name, value in stored.items():

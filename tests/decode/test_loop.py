@@ -11,19 +11,17 @@ import pytest
 from toys import (
     DRAFTERS,
     VOCAB,
-    WITH_A_DRAFT,
     Model,
     counting_up,
     draft,
     likely_up,
     never_up,
-    one_hot,
     random_rows,
     target,
 )
 
 import jaxspec as js
-from jaxspec.decode.drafters import AdaptiveTree, NoDraft, SampledPath
+from jaxspec.decode.drafters import AdaptiveTree, SampledPath
 from jaxspec.decode.loop import DecodeError, Decoder, Scorer
 from jaxspec.decode.metrics import Metrics, Rate, metrics_of
 from jaxspec.decode.policy import AdaptiveTreePolicy
@@ -440,18 +438,18 @@ def not_a_number(row: Any) -> Any:
     return [row[0], float("nan"), row[2]]
 
 
-class Lost(Exception):
+class LostError(Exception):
     """The connection is lost."""
 
 
 def lost(row: Any) -> Any:
-    raise Lost
+    raise LostError
 
 
 FAILURES: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
     "wrong shape": (wrong_shape, RowWidthError),
     "NaN": (not_a_number, NonFiniteRowError),
-    "exception": (lost, Lost),
+    "exception": (lost, LostError),
 }
 
 

@@ -1,5 +1,8 @@
 """Metrics: conditional rates worked out by hand, and no rate where there was no chance."""
 
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +11,8 @@ from toys import Model, counting_up, never_up, target
 import jaxspec as js
 from jaxspec.decode.drafters import Draft, FixedTree, SampledPath
 from jaxspec.decode.loop import Decoder
-from jaxspec.decode.metrics import Metrics, Rate, metrics_of
+from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
+from jaxspec.decode.replay import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
 from jaxspec.providers import Usage
 from jaxspec.score import Scores
@@ -152,6 +156,50 @@ def test_what_comes_after_a_stop_token_is_not_counted(
 def test_a_stop_token_that_replaces_a_rejected_one_keeps_the_test_before_it() -> None:
     (done,) = committed([0, 1], [1, 0], stop_tokens=frozenset([0])).rounds
     assert (done.num_accepted, done.tested) == (1, ((1, True), (2, False)))
+
+
+def test_the_chances_of_a_tree_are_the_targets_mass_on_the_candidates_below_each_visited_node() -> (
+    None
+):
+    rows = np.float32([[0.5, 0.2, 0.3], [0.6, 0.3, 0.1], *[[0.0, 0.0, 1.0]] * 5])
+    record = dataclasses.replace(a_round(), proposal=js.PointMass(tree=TREE), target_rows=rows)
+    # The root's children are 1, 2 and 0; below node 1 they are 0 and 2; below 4 there are none.
+    assert chances_of(with_path(record, [0, 1])) == pytest.approx((1.0, 0.7))
+    assert chances_of(with_path(record, [0, 1, 4])) == pytest.approx((1.0, 0.7))
+    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 stands 1
+    assert chances_of(with_path(record, [0, 3])) == pytest.approx((1.0,))
+
+
+def test_the_chances_of_a_path_are_the_overlaps_of_target_and_draft() -> None:
+    p = np.float32([[0.5, 0.2, 0.3], [0.6, 0.3, 0.1], [1, 0, 0]])
+    q = np.float32([[0.2, 0.2, 0.6], [0.1, 0.9, 0.0]])
+    record = dataclasses.replace(
+        a_round(), rule="token", proposal=js.sampled_path(np.array([0, 1]), q), target_rows=p
+    )
+    assert chances_of(with_path(record, [0])) == pytest.approx((0.7,))
+    assert chances_of(with_path(record, [0, 1])) == pytest.approx((0.7, 0.4))
+    assert chances_of(with_path(record, [0, 1, 2])) == pytest.approx((0.7, 0.4))
+    with pytest.raises(ValueError, match="rule 'block'"):
+        chances_of(dataclasses.replace(record, rule="block"))
+
+
+def test_a_round_without_a_draft_has_no_chances() -> None:
+    assert chances_of(a_round()) == ()
+
+
+@functools.cache
+def a_round() -> RoundRecord:
+    """A round without a draft, to be changed."""
+    decoder = Decoder(target().provider, new_tokens=1)
+    return decoder.step(decoder.start((0,), jax.random.key(0)))[1]
+
+
+def with_path(record: RoundRecord, path: list[int]) -> RoundRecord:
+    """The record with another accepted path."""
+    verdict = dataclasses.replace(
+        record.verdict, path=np.array(path), num_accepted=np.int32(len(path) - 1)
+    )
+    return dataclasses.replace(record, verdict=verdict)
 
 
 def run(draft_row: object, depth: int = 2) -> Metrics:

@@ -348,7 +348,7 @@ def test_rows_of_a_path_that_fit_no_path_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("plain", [None, 3, "round", [1]])
 def test_a_round_that_is_no_object_is_refused_and_named(tmp_path: Path, plain: Any) -> None:
     records.save(tmp_path / "r.json", "rounds", [plain])
-    with pytest.raises(RecordError, match="round 0: a .*, wanted an object"):
+    with pytest.raises(RecordError, match=r"round 0: a .*, wanted an object"):
         load_rounds(tmp_path / "r.json")
 
 

@@ -25,8 +25,9 @@ class LogitNormaliser:
     """What one pass over a row of logits leaves behind.
 
     Attributes:
-      peak: float32 [], the greatest logit; NaN if any entry is.
-      mass: float32 [], sum of exp((logit - peak) / temperature).
+      peak: float32 [], the greatest logit.
+      mass: float32 [], sum of exp((logit - peak) / temperature), at temperature 0 as at 1; not finite
+        if any logit is NaN or +inf.
       greedy: int32 [], the lowest token whose logit is `peak`, looked for at temperature 0 only.
     """
 
@@ -110,7 +111,8 @@ class Logits:
         # Only a row of nothing but -inf has mass 0: its entries are then 0, not 0 / 0.
         sampled /= jnp.where(norm.mass == 0, 1.0, norm.mass)
         greedy = jnp.where((tokens == norm.greedy) & (norm.peak > -jnp.inf), 1.0, 0.0)
-        greedy = jnp.where(norm.peak < jnp.inf, greedy, jnp.nan)
+        # The peak may have lost a NaN: not every library that XLA calls keeps it. The mass has not.
+        greedy = jnp.where(jnp.isfinite(norm.mass), greedy, jnp.nan)
         bad = ~(self.temperature >= 0) | ~(self.temperature < jnp.inf)
         return jnp.where(bad, jnp.nan, jnp.where(self._is_cold(), greedy, sampled))
 

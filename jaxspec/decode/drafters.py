@@ -150,8 +150,10 @@ class SampledPath:
         tokens = np.zeros(self.depth, np.int32)
         usage = Usage()
         for level in range(depth):
-            (rows[level],), asked = self.draft.rows([(*context, *tokens[:level].tolist())])
+            (row,), asked = self.draft.rows([(*context, *tokens[:level].tolist())])
             usage += asked
+            # A draw is from a row taken over its sum, which in half precision may be 1e-3 from 1.
+            rows[level] = row / row.sum(dtype=np.float64)
             tokens[level] = _draw_token(pairs_by_node[level + 1], rows[level])
         proposal = _sampled_path(tokens, rows, depth)
         return Draft(proposal=proposal, depth=depth, usage=usage, batches=depth)

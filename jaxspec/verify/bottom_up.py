@@ -29,7 +29,6 @@ class _Frame:
     site: Site
     rank: jax.Array  # [] child to be entered next
     left: Remainder
-    is_lost: jax.Array  # [] an entry read below this node is not finite
 
 
 @record
@@ -38,6 +37,7 @@ class _Walk:
     depth: jax.Array  # []
     status: jax.Array  # []
     is_done: jax.Array  # []
+    is_lost: jax.Array  # [] a row that was read is bad: nothing is to be drawn any more
     is_failed: jax.Array  # [] nothing can be decided any more
 
 
@@ -58,7 +58,6 @@ def bottom_up(
             site=nodes.visit(node, jnp.ones((), bool), bonus=bonus),
             rank=jnp.int32(0),
             left=whole_row(weight, tree.max_children),
-            is_lost=jnp.zeros((), bool),
         )
 
     root = enter(jnp.int32(0), jnp.float32(1))
@@ -67,6 +66,7 @@ def bottom_up(
         depth=jnp.int32(0),
         status=jnp.int32(0),
         is_done=jnp.zeros((), bool),
+        is_lost=jnp.zeros((), bool),
         is_failed=jnp.zeros((), bool),
     )
 
@@ -91,7 +91,6 @@ def bottom_up(
         stay = replace(
             here,
             rank=jnp.where(test.is_possible, here.rank, rank),
-            is_lost=here.is_lost | ~test.is_finite,
         )
         below = when(is_entered, lambda: enter(child, weight))
         depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
@@ -100,6 +99,7 @@ def bottom_up(
             frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
             depth=depth,
             status=walk.status | test.status,
+            is_lost=walk.is_lost | ~test.is_finite,
         )
 
     def _leave(walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Walk:
@@ -115,13 +115,12 @@ def bottom_up(
         # The weight the child was entered with is that of its last test, unchanged since.
         weight = nodes.test(above.site, above.left, here.site.node).weight
         after = proposal.reject(above.left, weight, above.rank)
-        lost = jnp.zeros((), bool)
+        lost = massless = jnp.zeros((), bool)
         if proposal.is_measured:
-            mass, missed, pool = when(
-                is_rejected, lambda: nodes.measure(above.site, above.left, after)
-            )
-            after = replace(after, scale=missed, mass=mass, pool=pool)
-            lost = is_rejected & ~(jnp.isfinite(mass) & jnp.isfinite(missed))
+            sums = when(is_rejected, lambda: nodes.measure(above.site, above.left, after))
+            after = replace(after, scale=sums.missed, mass=sums.mass, pool=sums.pool)
+            lost = is_rejected & ~(jnp.isfinite(sums.mass) & jnp.isfinite(sums.missed))
+            massless = is_rejected & (sums.target == 0)
         above = replace(above, left=after, rank=above.rank + 1)
         return replace(
             walk,
@@ -129,7 +128,9 @@ def bottom_up(
             depth=jnp.where(is_kept, walk.depth, above_depth),
             status=walk.status
             | flag(bad_draw, Status.BAD_DRAW)
-            | flag(lost, Status.NON_FINITE_ROW),
+            | flag(lost, Status.NON_FINITE_ROW)
+            | flag(massless, Status.MASSLESS_ROW),
+            is_lost=walk.is_lost | massless,
             is_done=is_kept | bad_draw | lost,
             is_failed=bad_draw | lost,
         )
@@ -144,7 +145,7 @@ def bottom_up(
         depth,
         walk.status,
         bonus=bonus,
-        may_draw=~walk.is_failed & ~last.is_lost,
+        may_draw=~walk.is_failed & ~walk.is_lost,
     )
 
 

@@ -74,6 +74,23 @@ class Test:
     status: jax.Array  # []
 
 
+@record
+class Sums:
+    """What one pass over a node's rows tells after a rejection.
+
+    Attributes:
+      mass: float32 [], of the remaining row.
+      missed: float32 [], `scale D`: the draft's share beyond the row before the rejection.
+      pool: float32 [], draft mass not drawn yet.
+      target: float32 [], of the target row as it is stored; 0 for a row that is none.
+    """
+
+    mass: jax.Array  # []
+    missed: jax.Array  # []
+    pool: jax.Array  # []
+    target: jax.Array  # []
+
+
 class Node:
     """Access to the rows of a round, shared by both walks; made anew for each trace."""
 
@@ -205,20 +222,11 @@ class Node:
         mended = jax.vmap(exact)(blocks)
         return tuple(x.at[blocks].set(y) for x, y in zip(sums, mended, strict=True))
 
-    def measure(
-        self, site: Site, before: Remainder, after: Remainder
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Sum in one pass what a rejection left.
-
-        Returns:
-          (mass, missed, pool): sum of the remaining row, `scale D` (the draft's share beyond the
-          row before), and the draft mass not drawn yet.
-        """
+    def measure(self, site: Site, before: Remainder, after: Remainder) -> Sums:
+        """Sum in one pass what a rejection left."""
         gone = self._removed_tokens(site.node, after)
 
-        def quantity(
-            p: jax.Array, q: jax.Array, tokens: jax.Array | None
-        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def quantity(p: jax.Array, q: jax.Array, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
             if tokens is None:
                 was = is_now = jnp.zeros((), bool)
             else:
@@ -229,10 +237,11 @@ class Node:
                 self.proposal.row(after, p, q, is_now),
                 jnp.maximum(owed - self.proposal.row(before, p, q, was), 0.0),
                 jnp.where(is_now, 0.0, q),
+                p,
             )
 
-        mass, missed, pool = self._sums(site, gone, quantity)
-        return jnp.sum(mass), jnp.sum(missed), jnp.sum(pool)
+        mass, missed, pool, target = map(jnp.sum, self._sums(site, gone, quantity))
+        return Sums(mass=mass, missed=missed, pool=pool, target=target)
 
     def final_draw(
         self, site: Site, left: Remainder, is_wanted: jax.Array

@@ -70,11 +70,9 @@ def top_down(
         after = proposal.reject(walk.left, test.weight, walk.rank)
         if proposal.is_measured and tree.max_children > 1:
             is_tested_again = is_rejected & (nodes.child(walk.site.node, walk.rank + 1) >= 0)
-            mass, _, pool = when(
-                is_tested_again, lambda: nodes.measure(walk.site, walk.left, after)
-            )
-            after = replace(after, scale=mass, mass=mass, pool=pool)
-            lost = is_tested_again & ~jnp.isfinite(mass)
+            sums = when(is_tested_again, lambda: nodes.measure(walk.site, walk.left, after))
+            after = replace(after, scale=sums.mass, mass=sums.mass, pool=sums.pool)
+            lost = is_tested_again & ~jnp.isfinite(sums.mass)
             status |= flag(lost, Status.NON_FINITE_ROW)
             is_halted |= lost
 

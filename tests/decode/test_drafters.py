@@ -41,10 +41,19 @@ def test_the_row_on_record_is_the_row_that_each_token_was_drawn_from() -> None:
     first = int(made.proposal.tree.tokens[1])
     assert model.asked == [CONTEXT, (*CONTEXT, first)]
     expected = np.float32([model.row(context) for context in model.asked])
-    np.testing.assert_array_equal(np.asarray(made.proposal.draft_rows), expected)
+    np.testing.assert_allclose(np.asarray(made.proposal.draft_rows), expected, rtol=3e-7)
     for node, pair in enumerate(pairs_of(0.3, 0.8)[1:], start=1):
         row = made.proposal.draft_rows[node - 1]
         assert int(js.draw_token(pair, row)) == int(made.proposal.tree.tokens[node])
+
+
+def test_a_row_of_half_precision_is_recorded_as_the_law_that_is_drawn_from() -> None:
+    half = np.float16([0.5, 0.3, 0.1992])
+    assert half.sum(dtype=np.float64) < 0.9995  # within the tolerance of the type
+    path = SampledPath(Model("draft", lambda _: half).provider, depth=2)
+    rows = np.asarray(path.propose(CONTEXT, 2, pairs_of(0.3, 0.8)).proposal.draft_rows)
+    np.testing.assert_allclose(rows.sum(axis=1, dtype=np.float64), 1, atol=1e-7)
+    np.testing.assert_allclose(rows[0], half / half.sum(dtype=np.float64), rtol=1e-7)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])

@@ -72,6 +72,7 @@ def test_a_budget_is_met_exactly_and_nothing_beyond_it_is_asked(
     assert state.tokens[: state.prompt_length] == PROMPT
     assert state.finished == "budget"
     assert sum(each.num_emitted for each in state.rounds) == budget
+    assert all(each.status == 0 for each in state.rounds)
     # The row after prompt and budget would say what comes beyond them.
     assert max(map(len, p.asked + q.asked)) < len(PROMPT) + budget
 
@@ -383,18 +384,10 @@ def test_a_text_goes_on_alike_from_equal_tokens_whatever_rounds_led_there(name: 
     assert again.rounds == whole.resume(reached).rounds[1:]
 
 
-def test_the_draws_of_a_node_do_not_depend_on_how_many_nodes_there_are() -> None:
-    # So a deeper drafter, cut to the same depth by the budget, decodes the same text.
-    texts = {
-        Decoder(target().provider, SampledPath(draft().provider, depth), 3).run(PROMPT, KEY).tokens
-        for depth in (2, 3)
-    }
-    assert len(texts) == 1
-
-
 @each_drafter
-def test_a_step_is_its_parts_proposal_scores_verdict_commit(name: str) -> None:
-    decoder = decoder_of(name)
+@with_and_without_bonus
+def test_a_step_is_its_parts_proposal_scores_verdict_commit(name: str, bonus: bool) -> None:
+    decoder = decoder_of(name, bonus=bonus)
     state = decoder.start(PROMPT, KEY)
     while not state.finished:
         after, record = decoder.step(state)
@@ -404,7 +397,7 @@ def test_a_step_is_its_parts_proposal_scores_verdict_commit(name: str) -> None:
             decoder.target, made.proposal.tree, state.tokens, bonus=decoder.bonus
         )
         np.testing.assert_array_equal(record.target_rows, scores.rows)
-        verdict = decoder.drafter.rule.verify(draws.verify, made.proposal, scores.rows, True)
+        verdict = decoder.drafter.rule.verify(draws.verify, made.proposal, scores.rows, bonus)
         assert decoder.commit(state, made, scores, jax.device_get(verdict)) == after
         state = after
 
@@ -497,12 +490,10 @@ def test_rows_out_of_order_are_refused_and_the_state_goes_on_once_they_are_in_or
     def backwards(queries: list[Query]) -> list[Answer]:
         rows = random_rows(1 if failing == "target" else 2)
         answers = [Answer(query.id, rows(query.context)) for query in queries]
-        return answers if is_mended or len(answers) < 3 else answers[::-1]
+        return answers if is_mended else answers[::-1]
 
     bad = Provider(failing, VOCAB, backwards, is_batched=True)
-    drafter = dataclasses.replace(
-        DRAFTERS["fixed tree"](bad if failing == "draft" else draft().provider), widths=(3, 1)
-    )
+    drafter = DRAFTERS["fixed tree"](bad if failing == "draft" else draft().provider)
     decoder = Decoder(bad if failing == "target" else target().provider, drafter, 8)
     state = run_until_it_fails(decoder, ReorderedRowError)
     is_mended = True

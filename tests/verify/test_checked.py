@@ -1,5 +1,6 @@
 """The checking twin: every fault has its own message with place and value; good input has none."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -205,6 +206,14 @@ def test_the_twin_gives_the_verdict_and_names_the_sequence_of_a_batch_that_is_at
     assert error.get().startswith(message)
     with pytest.raises(ValueError, match=message):
         js.raise_if(error)
+
+
+def test_a_bonus_settled_beforehand_is_checked_for() -> None:
+    bad_last = ROWS.at[1, 0].set(jnp.nan)
+    for bonus, message in ((True, "target row 1: entry 0 is nan"), (False, None)):
+        verify = functools.partial(no_verifier, bonus=bonus)
+        error, _ = js.checked(verify)(DRAWS, two_node_path(0), bad_last)
+        assert (error.get() or "None").startswith(str(message))
 
 
 def test_strict_returns_the_verdict_or_raises_at_once() -> None:

@@ -99,7 +99,7 @@ def test_lengths_draws_rows_trees_temperatures_and_bonus_compile_once(
 
 def test_bonus_and_length_given_as_python_numbers_compile_once(compilations: list[str]) -> None:
     tokens, rows = jnp.array([0, 1, 0]), jnp.full((4, 2), 0.5)
-    draws = js.round_draws(jax.random.key(0), 4).verify
+    draws = js.Draws(accept=jnp.zeros(4), final=jnp.zeros(2))
     path = jax.jit(lambda length: js.PointMass(tree=js.chain(tokens, length)))
 
     def verify(length: int, bonus: bool) -> int:

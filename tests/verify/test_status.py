@@ -5,13 +5,10 @@ import pytest
 from random_rounds import (
     BATCH,
     VOCAB,
-    WIDE,
-    WIDE_BATCH,
     Rounds,
     emitted,
     made_by_hand,
     play,
-    random_rounds,
 )
 
 import jaxspec as js
@@ -31,9 +28,6 @@ kinds_of_rows = pytest.mark.parametrize("logits", [False, True], ids=["probabili
 bad_draws = pytest.mark.parametrize("bad", [np.nan, 1.0, -0.1, np.inf, -np.inf])
 bad_entries = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 
-BAD_ENTRIES = (np.nan, np.inf, -np.inf)
-BAD_DRAWS = (np.nan, np.inf, -np.inf, 1.0, -0.1)
-
 # A path or tree of two nodes: token 0 has target mass 1/4 and was drawn with probability 1/2, so a
 # draw of 0.3 accepts and one of 0.9 rejects it; what is left then has mass at tokens 1 and 2.
 TARGET = [[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
@@ -50,13 +44,6 @@ def two_nodes(rule: js.Rule, u: float, *, logits: bool = False, last: int = 2) -
             for rows in (rounds.target, rounds.draft):
                 rows[...] = np.log(rows)
     return rounds
-
-
-def assert_same(
-    first: js.Verdict, second: js.Verdict, where: np.ndarray | slice = slice(None)
-) -> None:
-    for name, value in vars(first).items():
-        assert (value[where] == getattr(second, name)[where]).all(), name
 
 
 def status_of(verdict: js.Verdict, index: int) -> Status:
@@ -83,7 +70,8 @@ def test_bad_rows_that_are_not_visited_change_nothing_and_are_not_flagged(
     if not rule.tests_deepest_first:
         rounds.accept[:, 1] = spoilt.accept[:, 1] = 0.9  # rejected: node 1 is not visited either
         spoilt.target[:, 1] = spoilt.draft[:, 1] = np.inf
-    assert_same(play(rule, rounds, logits=logits), play(rule, spoilt, logits=logits))
+    found, wanted = (play(rule, r, logits=logits) for r in (spoilt, rounds))
+    assert all((value == getattr(found, name)).all() for name, value in vars(wanted).items())
 
 
 @each_rule
@@ -297,110 +285,3 @@ def test_bad_draws_that_are_not_used_are_not_flagged(rule: js.Rule, bad: float) 
     rounds.final[:, 1] = 0.5
     rounds.bonus[:] = True  # up to one block of tokens the pair's first number is not read
     assert not play(rule, rounds).status.any()
-
-
-def corrupted(rounds: Rounds, seed: int, *, logits: bool) -> tuple[Rounds, np.ndarray]:
-    """Spoil two thirds of the rounds, a few entries or many; return them and which were."""
-    generator = np.random.default_rng(seed)
-    spoilt = rounds.copy()
-    batch, nodes, vocab = rounds.target.shape
-    severity = generator.choice([0.0, 0.05, 0.3], batch)
-
-    def hit(shape: tuple[int, ...], rate: float) -> np.ndarray:
-        return generator.random(shape) < rate * severity.reshape(-1, *[1] * (len(shape) - 1))
-
-    for rows in (spoilt.target, spoilt.draft):
-        if logits:
-            with np.errstate(divide="ignore"):
-                rows[...] = np.log(rows)
-        rows[hit((batch, nodes), 0.2)] = -np.inf if logits else 0.0
-        is_bad = hit(rows.shape, 2 / vocab)
-        rows[is_bad] = generator.choice([*BAD_ENTRIES, 3e38, 1e-40], int(is_bad.sum()))
-    for draws in (spoilt.accept, spoilt.final):
-        is_bad = hit(draws.shape, 1)
-        draws[is_bad] = generator.choice(BAD_DRAWS, int(is_bad.sum()))
-    is_bad = hit((batch, nodes), 1) & (rounds.parents >= 0)
-    strange = [*range(8), -1, -7, vocab, vocab + 7, 2**31 - 1, -(2**31)]
-    spoilt.tokens[is_bad] = generator.choice(strange, int(is_bad.sum()))
-    is_bad = hit((batch,), 0.3)
-    for temperature in (spoilt.temperature, spoilt.draft_temperature):
-        temperature[is_bad] = generator.choice([np.nan, -1.0, np.inf, 0.0], int(is_bad.sum()))
-    return spoilt, severity > 0
-
-
-def assert_sound(rounds: Rounds, verdict: js.Verdict, *, logits: bool) -> None:
-    """Assert what holds for a verdict whatever went in."""
-    vocab = rounds.target.shape[-1]
-    depths = np.arange(verdict.tokens.shape[1])
-    emits = depths < verdict.num_tokens[:, None]
-    assert (verdict.tokens[~emits] == -1).all()
-    assert ((verdict.tokens >= 0) & (verdict.tokens < vocab))[emits].all()
-    extra = verdict.num_tokens - verdict.num_accepted
-    assert np.isin(extra, (0, 1)).all()
-    everyone = np.arange(len(extra))
-    assert (verdict.path[:, 0] == 0).all()
-    assert ((verdict.path >= 0) == (depths <= verdict.num_accepted[:, None])).all()
-    assert (verdict.stop_node == verdict.path[everyone, verdict.num_accepted]).all()
-    above, below = verdict.path[:, :-1], verdict.path[:, 1:]
-    is_step = below >= 0
-    parents = np.take_along_axis(rounds.parents, np.maximum(below, 0), axis=1)
-    assert (parents == above)[is_step].all()
-    drafted = np.take_along_axis(rounds.tokens, np.maximum(below, 0), axis=1)
-    assert (drafted == verdict.tokens[:, :-1])[is_step].all()
-    is_leaf = rounds.children[everyone, verdict.stop_node, 0] < 0
-    is_owed = ~is_leaf | rounds.bonus | (verdict.stop_node == 0)
-    assert (extra <= is_owed).all()
-    assert (extra == is_owed)[verdict.status == 0].all()
-    last = rounds.target[everyone, verdict.stop_node]
-    stop_rows = last < np.inf if logits else np.isfinite(last)
-    assert (stop_rows.all(axis=1) | (extra == 0)).all()
-    rows = np.take_along_axis(rounds.target, np.maximum(verdict.path, 0)[..., None], axis=1)
-    entries = np.take_along_axis(rows, np.maximum(verdict.tokens, 0)[..., None], axis=2)[..., 0]
-    assert (entries > (-np.inf if logits else 0))[emits].all()
-
-
-@each_rule
-@kinds_of_rows
-def test_verdicts_are_sound_and_neighbours_untouched_whatever_goes_in(
-    rule: js.Rule, logits: bool
-) -> None:
-    seen = 0
-    for seed in range(4):
-        rounds = random_rounds(rule, 20 + seed)
-        clean = rounds.copy()
-        spoilt, is_spoilt = corrupted(rounds, seed, logits=logits)
-        if logits:
-            with np.errstate(divide="ignore"):
-                clean.target[...], clean.draft[...] = np.log(clean.target), np.log(clean.draft)
-        verdict = play(rule, spoilt, logits=logits)
-        assert_same(play(rule, clean, logits=logits), verdict, ~is_spoilt)
-        assert_sound(spoilt, verdict, logits=logits)
-        seen |= int(np.bitwise_or.reduce(verdict.status))
-    rare = Status.EMPTY_RESIDUAL  # only rounding brings it about
-    if rule.proposal is js.PointMass:
-        rare |= Status.OUTSIDE_SUPPORT  # any token may be proposed
-    assert seen | int(rare) == sum(Status)
-
-
-@each_rule
-@kinds_of_rows
-def test_no_token_replaces_what_a_bad_row_or_draw_left_undecided(
-    rule: js.Rule, logits: bool
-) -> None:
-    fatal = int(Status.NON_FINITE_ROW | Status.MASSLESS_ROW | Status.BAD_DRAW)
-    for seed in range(4):
-        spoilt, _ = corrupted(random_rounds(rule, 20 + seed), seed, logits=logits)
-        verdict = play(rule, spoilt, logits=logits)
-        is_fatal = (verdict.status & fatal) != 0
-        assert (verdict.num_tokens == verdict.num_accepted)[is_fatal].all()
-
-
-@pytest.mark.parametrize("name", ["point_mass", "traversal"])
-def test_verdicts_are_sound_over_a_large_vocabulary_too(name: str) -> None:
-    rule = js.RULES[name]
-    for seed in range(6):
-        clean = random_rounds(rule, 30 + seed, batch=WIDE_BATCH, vocab=WIDE)
-        spoilt, is_spoilt = corrupted(clean, seed, logits=False)
-        verdict = play(rule, spoilt)
-        assert_same(play(rule, clean), verdict, ~is_spoilt)
-        assert_sound(spoilt, verdict, logits=False)

@@ -100,7 +100,10 @@ def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
     for name in ("draft", "accept", "final"):
         if name not in data:
             raise DrawError(f"draws: field {name!r} is missing; the record has {sorted(data)}")
-        exact = np.asarray(data[name], np.float64)
+        try:
+            exact = np.asarray(data[name], np.float64)
+        except (TypeError, ValueError) as error:
+            raise DrawError(f"draws: {name} is not an array of numbers: {error}") from error
         single = exact.astype(np.float32)
         for index in np.argwhere(~((exact >= 0) & (exact < 1) & (single < 1))):
             at = tuple(index.tolist())

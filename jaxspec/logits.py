@@ -86,7 +86,7 @@ class Logits:
     def _scan(self, step: Callable[[Any, int, T], T], start: T, *, spans: bool) -> T:
         """Fold over the row: span by span, or all at once."""
         vocab = self.values.shape[1]
-        span = SPAN * BLOCK if spans else vocab
+        span = min(SPAN * BLOCK, vocab) if spans else vocab
         trips, rest = divmod(vocab, span)
         state = lax.fori_loop(0, trips, lambda trip, state: step(trip * span, span, state), start)
         return step(trips * span, rest, state) if rest else state

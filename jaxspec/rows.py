@@ -217,8 +217,12 @@ def invert(u: jax.Array, weights: jax.Array) -> jax.Array:
     """Return the first index whose running total exceeds `u * total`, of positive weight."""
     running = jnp.cumsum(weights)
     index = jnp.sum(running <= u * running[-1], dtype=jnp.int32)
+    # Running totals are summed in parallel, so they may rise by an ulp at a weight of 0; and at the
+    # end rounding may leave nothing above. The choice is moved on to a weight that is there.
     positions = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    return jnp.minimum(index, jnp.max(jnp.where(weights > 0, positions, 0)))
+    last = jnp.max(jnp.where(weights > 0, positions, 0))
+    onwards = jnp.where((weights > 0) & (positions >= index), positions, last)
+    return jnp.min(onwards)
 
 
 def used_pair(pair: jax.Array, vocab: int) -> jax.Array:

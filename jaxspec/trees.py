@@ -87,11 +87,8 @@ def make_tree(
     >>> tree.level_sizes.tolist()
     [1, 2, 1]
     """
-    tokens = np.asarray(tokens)
-    parents = np.asarray(parents)
-    for name, values in (("tokens", tokens), ("parents", parents)):
-        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-            raise TreeError(f"{name} must be a list of integers, got {values!r}")
+    tokens = _integers("tokens", tokens)
+    parents = _integers("parents", parents)
     if len(tokens) != len(parents) or len(parents) == 0:
         raise TreeError(
             f"a tree needs one token and one parent for each node, at least the root: got "
@@ -103,6 +100,8 @@ def make_tree(
     depths = [0] * len(parents)
     for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
         if node == 0:
+            if not NONE <= token < 2**31:
+                raise TreeError(f"node 0: token {token} must be an int32, -1 if it is not known")
             continue
         if not 0 <= parent < node:
             raise TreeError(f"node {node}: parent {parent} must be a node before it")
@@ -132,6 +131,17 @@ def make_tree(
         children=jnp.asarray(slots),
         level_sizes=jnp.asarray(np.bincount(depths, minlength=max_depth + 1), jnp.int32),
     )
+
+
+def _integers(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Read a list of integers."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise TreeError(f"{name} must be a list of integers, got {values!r}") from error
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise TreeError(f"{name} must be a list of integers, got {values!r}")
+    return array
 
 
 def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree:

@@ -83,7 +83,8 @@ def bottom_up(
         test = nodes.test(here.site, here.left, child)
         owed = test.top * here.left.scale
         have = test.weight * test.bottom
-        weight = jnp.where(have < owed, have / owed, 1.0)
+        # Nothing is left of the row if rounding made both 0: then no candidate has any weight.
+        weight = jnp.where(have < owed, have / owed, jnp.where(have > 0, 1.0, 0.0))
         is_entered = has_child & test.is_possible
         # Beyond an entry that is not finite nothing can be weighed: the tree is cut here.
         width = jnp.int32(tree.max_children)

@@ -105,6 +105,8 @@ class Node:
         self.spans = spans
         self.vocab = target.values.shape[1]
         self.draft = None if proposal.draft_rows is None else as_source(proposal.draft_rows)
+        if self.draft is not None and self.draft.values.shape[0] == 0:
+            self.draft = None  # a path of no tokens: no row was drawn from
         tokens = self.tree.tokens
         self._target_at = entries(target, self.tree.parents, tokens)
         self._draft_at = (

@@ -101,7 +101,7 @@ def test_the_three_scorers_lead_to_one_law() -> None:
     target = TARGETS["three tokens of three"][0]
     scorers = (score_sequential, score_batched, score_layered)
     laws = [
-        decoding_law(Decoder(target, DRAFTERS["fixed tree"], 3, bonus=False, score=scorer), PROMPT)
+        decoding_law(Decoder(target, DRAFTERS["fixed tree"], 2, bonus=True, score=scorer), PROMPT)
         for scorer in scorers
     ]
     assert_lossless(laws[0])
@@ -118,7 +118,7 @@ def test_the_depth_of_the_adaptive_tree_changes_within_the_law_that_is_proved() 
             asked.add((len(context), draft.depth))
             return draft
 
-    decoder = Decoder(TARGETS["three tokens of three"][0], Watched(DRAFT, POLICY), 4, bonus=False)
+    decoder = Decoder(TARGETS["three tokens of three"][0], Watched(DRAFT, POLICY), 3, bonus=False)
     assert_lossless(decoding_law(decoder, PROMPT))
     # Of one context length both depths came about, so it is the past that decided.
     assert {(1, 1), (2, 2), (2, 1)} <= asked

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import DRAFTERS, POLICY, VOCAB, WITH_A_DRAFT, Model, draft, likely_up
+from toys import DRAFTERS, POLICY, VOCAB, WITH_A_DRAFT, Model, draft, draw_token, likely_up
 
 import jaxspec as js
 from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath
@@ -44,7 +44,7 @@ def test_the_row_on_record_is_the_row_that_each_token_was_drawn_from() -> None:
     np.testing.assert_allclose(np.asarray(made.proposal.draft_rows), expected, rtol=3e-7)
     for node, pair in enumerate(pairs_of(0.3, 0.8)[1:], start=1):
         row = made.proposal.draft_rows[node - 1]
-        assert int(js.draw_token(pair, row)) == int(made.proposal.tree.tokens[node])
+        assert int(draw_token(pair, row)) == int(made.proposal.tree.tokens[node])
 
 
 def test_a_row_of_half_precision_is_recorded_as_the_law_that_is_drawn_from() -> None:

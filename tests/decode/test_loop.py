@@ -17,6 +17,7 @@ from toys import (
     likely_up,
     never_up,
     random_rows,
+    round_draws,
     target,
 )
 
@@ -362,7 +363,7 @@ def test_every_round_has_the_draws_of_its_key_and_root_and_none_is_used_twice(na
     assert positions[0] == 1
     used = []
     for record in records:
-        expected = js.round_draws(KEY, decoder.drafter.max_nodes, record.position)
+        expected = round_draws(KEY, decoder.drafter.max_nodes, record.position)
         for mine, theirs in zip(
             jax.tree.leaves(record.draws), jax.tree.leaves(expected), strict=True
         ):
@@ -391,7 +392,7 @@ def test_a_step_is_its_parts_proposal_scores_verdict_commit(name: str, bonus: bo
     state = decoder.start(PROMPT, KEY)
     while not state.finished:
         after, record = decoder.step(state)
-        draws = js.round_draws(KEY, decoder.drafter.max_nodes, len(state.tokens) - 1)
+        draws = round_draws(KEY, decoder.drafter.max_nodes, len(state.tokens) - 1)
         made = decoder.propose(state, draws.draft)
         scores = decoder.score(
             decoder.target, made.proposal.tree, state.tokens, bonus=decoder.bonus

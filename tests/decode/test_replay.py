@@ -1,6 +1,7 @@
 """Round records: what is replayed, what a changed record shows, and files that are no rounds."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import DRAFTERS, draft, target
+from toys import DRAFTERS, draft, round_draws, target
 
 import jaxspec as js
 from jaxspec import records
@@ -29,6 +30,7 @@ each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 each_form = pytest.mark.parametrize("form", ["json", "npz"])
 
 
+@functools.cache
 def rounds_of(name: str, *, seed: int = 0, bonus: bool = True) -> list[RoundRecord]:
     decoder = Decoder(target().provider, DRAFTERS[name](draft().provider), 8, bonus)
     start = decoder.start(PROMPT, jax.random.key(seed))
@@ -208,7 +210,7 @@ def test_other_accept_and_final_draws_give_another_verdict_of_the_same_candidate
     for record in rounds_of(name)[:2]:
         outcomes.append(set())
         for seed in range(12):
-            verify = js.round_draws(jax.random.key(seed), record.proposal.tree.max_nodes).verify
+            verify = round_draws(jax.random.key(seed), record.proposal.tree.max_nodes).verify
             draws = js.RoundDraws(draft=record.draws.draft, verify=verify)
             drafted, verdict = replay_round(record, draws)
             np.testing.assert_array_equal(drafted, replay_round(record)[0])

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 import jaxspec as js
@@ -15,6 +16,8 @@ from jaxspec.decode.policy import AdaptiveTreePolicy
 from jaxspec.providers import Answer, Context, Provider, Query
 
 VOCAB = 3
+round_draws = jax.jit(js.round_draws, static_argnums=1)
+draw_token = jax.jit(js.draw_token)
 POLICY = AdaptiveTreePolicy(
     min_width=1, max_width=2, min_depth=1, max_depth=2, first_depth=1, max_nodes=5
 )

@@ -170,7 +170,7 @@ def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree
         tokens=jnp.where(is_node, jnp.concatenate([nowhere, tokens.astype(jnp.int32)]), NONE),
         parents=jnp.where(is_node, nodes - 1, NONE),
         children=jnp.where(nodes < jnp.minimum(length, num_tokens), nodes + 1, NONE)[:, None],
-        level_sizes=jnp.where(is_node, 1, 0),
+        level_sizes=is_node.astype(jnp.int32),
     )
 
 

@@ -1,14 +1,14 @@
 """The verifiers as programs: lowered for every platform, compiled once, batched in every way."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from random_rounds import BATCH, Rounds, play, random_rounds
+from random_rounds import BATCH, WIDE, Rounds, play, random_rounds
 
 import jaxspec as js
 
@@ -50,18 +50,20 @@ def shapes_of(rule: js.Rule, vocab: int, *, logits: bool, batch: tuple[int, ...]
     return draws, proposal, rows, jax.ShapeDtypeStruct(batch, jnp.bool_)
 
 
-@each_rule
-@pytest.mark.parametrize(
-    ("vocab", "logits", "is_batch"), [(7, False, False), (20000, True, True)], ids=str
-)
-def test_every_verifier_is_lowered_for_every_platform(
-    rule: js.Rule, vocab: int, logits: bool, is_batch: bool
-) -> None:
-    verify = jax.vmap(rule.verify) if is_batch else rule.verify
-    shapes = shapes_of(rule, vocab, logits=logits, batch=(2,) if is_batch else ())
+def assert_lowered(verify: Callable[..., js.Verdict], shapes: tuple) -> None:
     platforms = ("cpu", "cuda", "tpu")
-    exported = export.export(jax.jit(verify), platforms=platforms)(*shapes)
-    assert exported.platforms == platforms
+    assert export.export(jax.jit(verify), platforms=platforms)(*shapes).platforms == platforms
+
+
+@each_rule
+def test_every_rule_is_lowered_for_every_platform(rule: js.Rule) -> None:
+    assert_lowered(rule.verify, shapes_of(rule, 7, logits=False, batch=()))
+
+
+@pytest.mark.parametrize("name", ["token", "block", "point_mass", "traversal"])
+def test_every_verifier_is_lowered_for_batches_of_logits_over_a_large_vocabulary(name: str) -> None:
+    rule = js.RULES[name]
+    assert_lowered(jax.vmap(rule.verify), shapes_of(rule, WIDE, logits=True, batch=(2,)))
 
 
 @pytest.fixture

@@ -101,7 +101,10 @@ def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
         if name not in data:
             raise DrawError(f"draws: field {name!r} is missing; the record has {sorted(data)}")
         try:
-            exact = np.asarray(data[name], np.float64)
+            given = np.asarray(data[name])
+            if given.dtype.kind in "USb":
+                raise TypeError(f"its type is {given.dtype}")
+            exact = given.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise DrawError(f"draws: {name} is not an array of numbers: {error}") from error
         single = exact.astype(np.float32)

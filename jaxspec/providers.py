@@ -175,7 +175,9 @@ class Provider:
           contexts: token ids, each of them a tuple.
 
         Returns:
-          (float32 [n, V] probabilities, what it took). No contexts, no call.
+          (float32 [n, V] probabilities, what it took). No contexts, no call. A row keeps the mass it
+          came with. In half precision that may be off 1 by up to its dtype's tolerance, and plain and
+          speculative decoding then differ in law by about as much: give float32 rows, or logits.
 
         Raises:
           RowError: one of its subclasses, naming the provider, the context and the value. What the

@@ -127,3 +127,9 @@ def test_verifiers_refuse_draws_that_are_not_float32() -> None:
     ):
         with pytest.raises(AssertionError):
             js.verify_path(js.Draws(accept=accept, final=final), path, rows)
+
+
+@pytest.mark.parametrize("accept", [["0.25"], [True]])
+def test_what_is_no_number_is_no_draw(accept: list) -> None:
+    with pytest.raises(js.DrawError, match="accept"):
+        js.draws_from_record({"draft": [[0.0, 0.5]], "accept": accept, "final": [0.0, 0.5]})

@@ -119,7 +119,8 @@ def test_a_rejected_sibling_is_never_emitted_again_from_its_block_of_a_large_voc
         rounds.target[:, 0, siblings] = 0.25
         rounds.draft[:, 0, siblings] = 0.5
         rounds.accept[:, 1:] = 1 - 2**-24
-        rounds.final[:, 0] = np.arange(WIDE_BATCH) % 2 * 0.8 + 0.1
+        # Just below and above 1/2, where the two blocks meet once the siblings' mass is gone.
+        rounds.final[:, 0] = np.arange(WIDE_BATCH) % 2 * 0.2 + 0.4
         rounds.final[:, 1] = (np.arange(WIDE_BATCH) + 0.4) / WIDE_BATCH
         assert_agrees(rule, rounds)
         tokens = play(rule, rounds).tokens[:, 0]

@@ -21,7 +21,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import record
+from jaxspec.checks import MASS_TOLERANCE, check_all, record
 from jaxspec.logits import Logits
 from jaxspec.rows import Probabilities, draw_token, positive
 from jaxspec.trees import ROOT, Tree, assert_tree, chain, check_tree
@@ -385,6 +385,10 @@ def assert_proposal(proposal: Proposal, target_rows: Rows) -> None:
 def _assert_rows(name: str, source: Probabilities | Logits, counts: tuple[int, ...]) -> None:
     chex.assert_rank(source.values, 2)
     chex.assert_type(source.values, float)
+    if source.values.dtype.name not in MASS_TOLERANCE:
+        raise AssertionError(
+            f"{name} rows: dtype {source.values.dtype.name} is none of {', '.join(MASS_TOLERANCE)}"
+        )
     if source.first is None and source.values.shape[0] not in counts:
         raise AssertionError(
             f"{name} rows: {source.values.shape[0]} of them, wanted {' or '.join(map(str, counts))}"
@@ -407,6 +411,21 @@ def check_proposal(proposal: Proposal, target_rows: Rows, bonus: jax.Array) -> N
     nodes = jnp.arange(tree.max_nodes)
     has_children = tree.children[:, 0] >= 0
     is_read = (nodes < tree.num_nodes) & (has_children | bonus | (nodes == ROOT))
+    _check_first("target", target_rows, tree.max_nodes)
     as_source(target_rows).check("target", is_read)
     if proposal.draft_rows is not None:
+        _check_first("draft", proposal.draft_rows, tree.max_nodes - 1)
         as_source(proposal.draft_rows).check("draft", has_children[:-1])
+
+
+def _check_first(name: str, rows: Rows, count: int) -> None:
+    """Check under a trace that a sequence's rows lie inside its slab."""
+    source = as_source(rows)
+    if source.first is None:
+        return
+    last = source.values.shape[0] - count
+    check_all(
+        (source.first >= 0) & (source.first <= last),
+        name + " rows: first is {first}: " + f"{count} rows of the slab start at 0 to {last}",
+        first=source.first,
+    )

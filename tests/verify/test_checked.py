@@ -222,3 +222,20 @@ def test_strict_returns_the_verdict_or_raises_at_once() -> None:
     for draws, rows in ((DRAWS, ROWS.at[1, 0].set(jnp.nan)), (not_finite, ROWS)):
         with pytest.raises(AssertionError, match="finite"):
             verify(draws, two_node_path(0), rows, True)
+
+
+@pytest.mark.parametrize("first", [-1, 2, 7])
+def test_rows_that_start_outside_their_slab_are_named(first: int) -> None:
+    path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
+    rows = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.int32(first))
+    draws = js.round_draws(jax.random.key(0), 2).verify
+    error, _ = js.checked(js.verify_path)(draws, path, rows)
+    assert f"target rows: first is {first}: 2 rows of the slab start at 0 to 1" in error.get()
+
+
+def test_rows_of_a_dtype_without_a_tolerance_are_refused() -> None:
+    path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
+    rows = jnp.full((2, 2), 0.5, jnp.float8_e4m3fn)
+    draws = js.round_draws(jax.random.key(0), 2).verify
+    with pytest.raises(AssertionError, match="float8_e4m3fn is none of"):
+        js.checked(js.verify_path)(draws, path, rows)

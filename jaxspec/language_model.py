@@ -1,0 +1,184 @@
+"""Any network with a key-value cache, as three functions of one sequence.
+
+A network is asked about a block of tokens at a time. Which earlier tokens each of them sees is said
+by a mask over cache slots, and where it stands in the text by its position; so a block may be a
+stretch of text or a tree of candidates, and the same function prefills, drafts and verifies.
+
+Slots and positions are two things. Committed text holds slot i at position i. A tree's nodes stand in
+consecutive slots after it, at the position of their depth, so that siblings have slots of their own
+at one position. To roll back is to write the next block from a smaller slot on: what stands
+beyond is masked until it is overwritten.
+
+In the shape descriptions L denotes the tokens of a block, S the slots of a cache, D a depth, V the
+vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import jax
+
+Cache: TypeAlias = Any
+"""A pytree of arrays, of sizes that do not change from call to call."""
+
+
+class CacheError(ValueError):
+    """A cache is too small for what it is to hold, or cannot do what it is asked to."""
+
+
+class TokensDifferError(ValueError):
+    """A target and a draft do not mean the same by the same token ids."""
+
+
+class Forward(Protocol):
+    """Run the network over a block and remember it."""
+
+    def __call__(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: Cache,
+        at: jax.Array,
+    ) -> tuple[jax.Array, Cache]:
+        """Write a block's keys and values to slots at .. at + L - 1 and attend to the cache.
+
+        Args:
+          params: the network's parameters.
+          tokens: int32 [L].
+          positions: int32 [L], place in the text of each token.
+          mask: bool [L, S], the slots that each token sees, its own among them.
+          cache: as `init_cache` made it or an earlier call left it.
+          at: int32 [], from 0 to S - L. Whatever stood at these slots is forgotten.
+
+        Returns:
+          (logits [L, V] of the token after each, the cache). Other slots are left as they are.
+        """
+
+
+class Keep(Protocol):
+    """Move accepted slots of a block to its front."""
+
+    def __call__(self, cache: Cache, at: jax.Array, path: jax.Array) -> Cache:
+        """Make slot at + i hold what slot at + path[i] holds, for each i where path[i] >= 0.
+
+        Args:
+          cache: the cache.
+          at: int32 [], the block's first slot.
+          path: int32 [D + 1], increasing, path[i] >= i; -1 after the accepted nodes. Slots
+            at + i beyond them may hold anything afterwards.
+        """
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        """The token of each id; two models speak of the same tokens if these are equal."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A network with a cache.
+
+    `forward` and `keep` are pure functions of one sequence, traced under `jit` and `vmap`; a batch,
+    with its own slot for each sequence, is made by jaxspec. A network whose cache keeps one write
+    index for the whole batch fits, for it is only ever shown one sequence.
+
+    Attributes:
+      name: its id in records and messages.
+      vocab: V.
+      params: a pytree, handed to `forward` in every call and never closed over.
+      forward: see `Forward`.
+      init_cache: makes an empty cache of S slots.
+      keep: see `Keep`. None for a cache whose slots cannot be moved: then trees are refused.
+      takes_trees: whether mask and positions are honoured as given. False for a network that only
+        knows stretches of text, each token after the one in the slot before: it verifies paths.
+      rolls_back: whether a block may be written over slots that were written before. A network that
+        carries a state forward (recurrent, or a ring of slots) cannot: decoding with it is refused.
+      max_context: most positions it was made for; None for no limit.
+      tokenizer: None for a network of bare ids.
+    """
+
+    name: str
+    vocab: int
+    params: Any
+    forward: Forward
+    init_cache: Callable[[int], Cache]
+    keep: Keep | None
+    takes_trees: bool
+    rolls_back: bool = True
+    max_context: int | None = None
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty vocabulary and a tokenizer of another size."""
+        if self.vocab < 1:
+            raise ValueError(f"{self.name}: vocab is {self.vocab}, must be at least 1")
+        if self.tokenizer is not None and len(self.tokenizer.pieces) > self.vocab:
+            raise ValueError(
+                f"{self.name}: its tokenizer has {len(self.tokenizer.pieces)} tokens, more than its "
+                f"vocabulary of {self.vocab}"
+            )
+
+    def assert_rolls_back(self) -> None:
+        """Refuse a cache that speculative decoding would make wrong text from.
+
+        Raises:
+          CacheError: it cannot roll back.
+        """
+        if not self.rolls_back:
+            raise CacheError(
+                f"{self.name}: its cache cannot roll back, so tokens that were not kept would stay in "
+                "it; decode it plainly with its own generator"
+            )
+
+    def assert_takes_trees(self) -> None:
+        """Refuse to score a tree with a network that only knows stretches of text.
+
+        Raises:
+          CacheError: it honours no masks, or its slots cannot be moved.
+        """
+        if not self.takes_trees or self.keep is None:
+            why = "takes no mask" if not self.takes_trees else "has a cache whose slots cannot move"
+            raise CacheError(f"{self.name} {why}, so it verifies paths only: propose a path")
+
+
+def assert_same_tokens(target: LanguageModel, draft: LanguageModel) -> None:
+    """Refuse a draft whose token ids do not mean what the target's do.
+
+    Args:
+      target: the target.
+      draft: the draft.
+
+    Raises:
+      TokensDifferError: the vocabularies differ in size, or the tokenizers in a token; which.
+    """
+    if target.vocab != draft.vocab:
+        raise TokensDifferError(
+            f"target {target.name} has a vocabulary of {target.vocab}, draft {draft.name} one of "
+            f"{draft.vocab}: they must be the same tokens"
+        )
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    ours, theirs = target.tokenizer.pieces, draft.tokenizer.pieces
+    if len(ours) != len(theirs):
+        raise TokensDifferError(
+            f"the tokenizer of target {target.name} has {len(ours)} tokens, that of draft "
+            f"{draft.name} {len(theirs)}"
+        )
+    for token, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if mine != other:
+            raise TokensDifferError(
+                f"token {token} is {mine!r} to target {target.name}, {other!r} to draft {draft.name}: "
+                "their tokenizers differ"
+            )

@@ -1,0 +1,348 @@
+"""A decoder of the Llama family in plain JAX.
+
+Layers are unrolled and their weights are separate arrays: one stacked array, indexed by layer, would
+be copied layer by layer in every call. Weights stand as checkpoints store them, [out, in]; RoPE is
+the half-rotation form, in which a head's first and second half are the two parts of each pair.
+
+In the shape descriptions L denotes the tokens of a block, S the slots of the cache, H the heads, K
+the heads of keys and values, E the width of a head, M the width of the model, F that of the
+feed-forward layer, V the vocabulary.
+
+References:
+  Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023.
+  Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+  Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", EMNLP 2023.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxspec.checks import record
+from jaxspec.language_model import LanguageModel, Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """The sizes of a network; hashable, static under `jit`.
+
+    Attributes:
+      vocab: V.
+      width: M.
+      layers: number of layers.
+      heads: H.
+      kv_heads: K, a divisor of H.
+      head_width: E, even.
+      hidden: F.
+      rope_frequencies: E / 2 angles a position turns each pair by, in radians.
+      norm_epsilon: added to the mean square in RMSNorm.
+      max_context: positions it was trained for.
+      has_biases: whether queries, keys and values have biases (Qwen2).
+      is_tied: whether the embedding is the output layer too.
+    """
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    hidden: int
+    rope_frequencies: tuple[float, ...]
+    norm_epsilon: float = 1e-5
+    max_context: int | None = None
+    has_biases: bool = False
+    is_tied: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit each other."""
+        sizes = (self.vocab, self.width, self.layers, self.heads, self.kv_heads, self.hidden)
+        if min(sizes) < 1:
+            raise ValueError(f"{self}: every size must be at least 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.heads} heads do not share {self.kv_heads} heads of keys evenly"
+            )
+        if self.head_width != 2 * len(self.rope_frequencies):
+            raise ValueError(
+                f"heads of width {self.head_width} need half as many rope_frequencies, not "
+                f"{len(self.rope_frequencies)}"
+            )
+
+
+@record
+class LlamaLayer:
+    """The weights of one layer.
+
+    Attributes:
+      attention_norm: [M].
+      query: [H E, M].
+      key: [K E, M].
+      value: [K E, M].
+      output: [M, H E].
+      hidden_norm: [M].
+      gate: [F, M].
+      up: [F, M].
+      down: [M, F].
+      query_bias: [H E] or None.
+      key_bias: [K E] or None.
+      value_bias: [K E] or None.
+    """
+
+    attention_norm: jax.Array
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    output: jax.Array
+    hidden_norm: jax.Array
+    gate: jax.Array
+    up: jax.Array
+    down: jax.Array
+    query_bias: jax.Array | None = None
+    key_bias: jax.Array | None = None
+    value_bias: jax.Array | None = None
+
+
+@record
+class LlamaParams:
+    """The weights of a network.
+
+    Attributes:
+      embedding: [V, M].
+      layers: one for each layer.
+      norm: [M].
+      head: [V, M]; None where the embedding is the output layer too.
+    """
+
+    embedding: jax.Array
+    layers: tuple[LlamaLayer, ...]
+    norm: jax.Array
+    head: jax.Array | None = None
+
+
+@record
+class LlamaCache:
+    """Keys and values of the tokens seen.
+
+    Attributes:
+      keys: for each layer [K, S, E], turned by their position.
+      values: for each layer [K, S, E].
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+def rope_frequencies(head_width: int, base: float = 10000.0) -> tuple[float, ...]:
+    """Return the angle per position of each pair, base^(-2 i / E) radians.
+
+    >>> rope_frequencies(4, base=100.0)
+    (1.0, 0.1)
+    """
+    return tuple(base ** (-2 * pair / head_width) for pair in range(head_width // 2))
+
+
+def init_llama(key: jax.Array, config: LlamaConfig, dtype: Any = jnp.float32) -> LlamaParams:
+    """Draw random weights, as a start for training or a network to test with.
+
+    Args:
+      key: a PRNG key.
+      config: the sizes.
+      dtype: float32 or bfloat16.
+
+    Returns:
+      Weights of standard deviation 1 / sqrt(in), those into the residual stream less by
+      1 / sqrt(2 layers); norms of 1, biases of 0.
+
+    >>> config = LlamaConfig(
+    ...     vocab=5, width=8, layers=1, heads=2, kv_heads=1, head_width=4, hidden=16,
+    ...     rope_frequencies=rope_frequencies(4),
+    ... )
+    >>> init_llama(jax.random.key(0), config).layers[0].key.shape
+    (4, 8)
+    """
+    keys = iter(jax.random.split(key, 2 + 7 * config.layers))
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> jax.Array:
+        drawn = jax.random.normal(next(keys), (rows, columns), jnp.float32)
+        return (drawn * (scale / math.sqrt(columns))).astype(dtype)
+
+    query_width = config.heads * config.head_width
+    key_width = config.kv_heads * config.head_width
+    into_residual = 1 / math.sqrt(2 * config.layers)
+
+    def layer() -> LlamaLayer:
+        ones = jnp.ones(config.width, dtype)
+        biases = {
+            name: jnp.zeros(width, dtype)
+            for name, width in (
+                ("query_bias", query_width),
+                ("key_bias", key_width),
+                ("value_bias", key_width),
+            )
+            if config.has_biases
+        }
+        return LlamaLayer(
+            attention_norm=ones,
+            query=matrix(query_width, config.width),
+            key=matrix(key_width, config.width),
+            value=matrix(key_width, config.width),
+            output=matrix(config.width, query_width, into_residual),
+            hidden_norm=ones,
+            gate=matrix(config.hidden, config.width),
+            up=matrix(config.hidden, config.width),
+            down=matrix(config.width, config.hidden, into_residual),
+            **biases,
+        )
+
+    return LlamaParams(
+        embedding=matrix(config.vocab, config.width),
+        layers=tuple(layer() for _ in range(config.layers)),
+        norm=jnp.ones(config.width, dtype),
+        head=None if config.is_tied else matrix(config.vocab, config.width),
+    )
+
+
+def llama(
+    config: LlamaConfig,
+    params: LlamaParams,
+    *,
+    name: str = "llama",
+    tokenizer: Tokenizer | None = None,
+) -> LanguageModel:
+    """Make a network of the Llama family ready for scoring and decoding.
+
+    Args:
+      config: the sizes.
+      params: the weights, all of one dtype, which the network computes in; norms, attention
+        weights and logits are float32.
+      name: its id.
+      tokenizer: its tokenizer.
+    """
+    return LanguageModel(
+        name=name,
+        vocab=config.vocab,
+        params=params,
+        forward=functools.partial(llama_forward, config),
+        init_cache=functools.partial(init_llama_cache, config, params.embedding.dtype),
+        keep=keep_slots,
+        takes_trees=True,
+        max_context=config.max_context,
+        tokenizer=tokenizer,
+    )
+
+
+def init_llama_cache(config: LlamaConfig, dtype: Any, slots: int) -> LlamaCache:
+    """Make an empty cache of S slots."""
+    shape = (config.kv_heads, slots, config.head_width)
+    return LlamaCache(
+        keys=tuple(jnp.zeros(shape, dtype) for _ in range(config.layers)),
+        values=tuple(jnp.zeros(shape, dtype) for _ in range(config.layers)),
+    )
+
+
+def llama_forward(
+    config: LlamaConfig,
+    params: LlamaParams,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array,
+    cache: LlamaCache,
+    at: jax.Array,
+) -> tuple[jax.Array, LlamaCache]:
+    """Run the network over a block; see `jaxspec.language_model.Forward`.
+
+    Args:
+      config: the sizes.
+      params: the weights.
+      tokens: int32 [L].
+      positions: int32 [L].
+      mask: bool [L, S].
+      cache: keys and values.
+      at: int32 [].
+
+    Returns:
+      (logits float32 [L, V], the cache).
+    """
+    turn = _turn(config, positions)
+    x = params.embedding[tokens]
+    keys, values = [], []
+    for layer, old_keys, old_values in zip(params.layers, cache.keys, cache.values, strict=True):
+        y = _norm(x, layer.attention_norm, config.norm_epsilon)
+        query = turn(_heads(_dense(y, layer.query, layer.query_bias), config.heads))
+        key = turn(_heads(_dense(y, layer.key, layer.key_bias), config.kv_heads))
+        value = _heads(_dense(y, layer.value, layer.value_bias), config.kv_heads)
+        keys.append(lax.dynamic_update_slice(old_keys, key, (0, at, 0)))
+        values.append(lax.dynamic_update_slice(old_values, value, (0, at, 0)))
+        attended = _attend(query, keys[-1], values[-1], mask)
+        x += _dense(attended, layer.output)
+        y = _norm(x, layer.hidden_norm, config.norm_epsilon)
+        x += _dense(jax.nn.silu(_dense(y, layer.gate)) * _dense(y, layer.up), layer.down)
+    head = params.embedding if params.head is None else params.head
+    logits = _dense(_norm(x, params.norm, config.norm_epsilon), head)
+    return logits.astype(jnp.float32), LlamaCache(keys=tuple(keys), values=tuple(values))
+
+
+def keep_slots(cache: LlamaCache, at: jax.Array, path: jax.Array) -> LlamaCache:
+    """Move accepted slots of a block to its front; see `jaxspec.language_model.Keep`.
+
+    Nothing but the block's front is read or written.
+    """
+    places = jnp.arange(path.shape[0], dtype=jnp.int32)
+    sources = at + jnp.where(path >= 0, path, places)
+
+    def move(slots: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice(slots, slots[:, sources], (0, at, 0))
+
+    return jax.tree.map(move, cache)
+
+
+def _dense(x: jax.Array, weights: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """Multiply [L, in] by weights [out, in]."""
+    y = lax.dot_general(x, weights, (((1,), (1,)), ((), ())))
+    return y if bias is None else y + bias[None]
+
+
+def _norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Divide by the root of the mean square, in float32."""
+    exact = x.astype(jnp.float32)
+    root = lax.rsqrt(jnp.mean(exact * exact, axis=-1, keepdims=True) + epsilon)
+    return (exact * root).astype(x.dtype) * scale[None]
+
+
+def _heads(x: jax.Array, heads: int) -> jax.Array:
+    """Split [L, H E] into [H, L, E]."""
+    return x.reshape(x.shape[0], heads, -1).swapaxes(0, 1)
+
+
+def _turn(config: LlamaConfig, positions: jax.Array) -> Any:
+    """Return the rotation of [H, L, E] by the tokens' positions."""
+    frequencies = jnp.asarray(np.array(config.rope_frequencies, np.float32))
+    angles = positions.astype(jnp.float32)[:, None] * frequencies[None]
+    cosine, sine = jnp.cos(angles)[None], jnp.sin(angles)[None]
+
+    def turn(x: jax.Array) -> jax.Array:
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        turned = (first * cosine - second * sine, second * cosine + first * sine)
+        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+    return turn
+
+
+def _attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mix the values [K, S, E] that queries [H, L, E] see, [L, H E]."""
+    heads, length, width = query.shape
+    groups = keys.shape[0]
+    grouped = query.reshape(groups, heads // groups * length, width)
+    scores = jnp.einsum("kqe,kse->kqs", grouped, keys, preferred_element_type=jnp.float32)
+    scores = scores.reshape(heads, length, -1) / math.sqrt(width)
+    # A finite floor: the row of a padded token that sees nothing stays finite, and is never read.
+    weights = jax.nn.softmax(jnp.where(mask[None], scores, -1e30), axis=-1).astype(values.dtype)
+    mixed = jnp.einsum("kqs,kse->kqe", weights.reshape(*grouped.shape[:2], -1), values)
+    return mixed.reshape(heads, length, width).swapaxes(0, 1).reshape(length, heads * width)

@@ -1,8 +1,8 @@
-"""Logits to rows: temperature, one visited row at a time.
+"""Logits to rows: temperature, top-k, top-p, one visited row at a time.
 
 A row of logits becomes probabilities only where somebody asks. What must be known of the whole row
 (its greatest logit, the mass of its exponentials, the token that greedy decoding takes) is read in
-one pass when the row is first visited.
+one pass when the row is first visited; only a row that is filtered is sorted besides.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,13 @@ class LogitNormaliser:
       mass: float32 [], sum of exp((logit - peak) / temperature), at temperature 0 as at 1; not finite
         if any logit is NaN or +inf.
       greedy: int32 [], the lowest token whose logit is `peak`, looked for at temperature 0 only.
+      floor: float32 [], the least logit that the filters keep; -inf where there are none.
     """
 
     peak: jax.Array  # []
     mass: jax.Array  # []
     greedy: jax.Array  # []
+    floor: jax.Array  # []
 
 
 @record
@@ -44,15 +46,24 @@ class Logits:
     the lowest token of greatest logit. Logits may be -inf (the token cannot occur); NaN, +inf and a
     row of nothing but -inf are bad values. A negative or non-finite temperature is one too.
 
+    Filters are applied in one order, temperature, top-k, top-p, and what they keep is normalised
+    again: top-k keeps the k greatest logits, top-p of these the fewest greatest whose mass reaches
+    p. Tokens of equal logit are kept or dropped together, so that what is kept does not depend on
+    the order of the vocabulary. The law that a verifier then reproduces is the filtered one.
+
     Attributes:
       values: float [R, V], logits in nats. Any float dtype; computed with in float32.
       temperature: float32 [], 0 for greedy.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
+      top_k: int32 [], at least 1; V or more keeps all. None for no such filter.
+      top_p: float32 [], in (0, 1]; 1 keeps all. None for no such filter.
     """
 
     values: jax.Array  # [R, V]
     temperature: jax.Array  # []
     first: jax.Array | None = None  # []
+    top_k: jax.Array | None = None  # []
+    top_p: jax.Array | None = None  # []
 
     def visit(self, row: jax.Array, *, spans: bool) -> LogitNormaliser:
         """Read the row once: its peak, its mass at this temperature, its greedy token."""
@@ -81,7 +92,35 @@ class Logits:
         peak, mass = self._scan(weigh, nothing, spans=spans)
         beyond = jnp.int32(self.values.shape[1])
         greedy = when(self._is_cold(), lambda: self._scan(lowest_at_peak, beyond, spans=spans))
-        return LogitNormaliser(peak=peak, mass=mass, greedy=greedy)
+        floor = jnp.float32(-jnp.inf)
+        if self.top_k is not None or self.top_p is not None:
+            is_filtered = self._is_filtered() & jnp.isfinite(mass) & (mass > 0)
+            whole = self.values.shape[1]
+            found, kept = when(is_filtered, lambda: self._filter(raw(0, whole), peak))
+            floor = jnp.where(is_filtered, found, floor)
+            mass = jnp.where(is_filtered, kept, mass)
+        return LogitNormaliser(peak=peak, mass=mass, greedy=greedy, floor=floor)
+
+    def _is_filtered(self) -> jax.Array:
+        """Tell whether a filter may drop a token."""
+        by_rank = jnp.zeros((), bool) if self.top_k is None else self.top_k < self.values.shape[1]
+        by_mass = jnp.zeros((), bool) if self.top_p is None else self.top_p < 1
+        return (by_rank | by_mass) & ~self._is_cold()
+
+    def _filter(self, row: jax.Array, peak: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return (the least logit that the filters keep, the mass that they keep)."""
+        falling = -jnp.sort(-row)
+        weights = self._exponential(falling, peak)
+        if self.top_k is not None:
+            last = jnp.clip(self.top_k - 1, 0, row.shape[0] - 1)
+            weights = jnp.where(falling >= falling[last], weights, 0.0)
+        floor = jnp.min(jnp.where(weights > 0, falling, jnp.inf))
+        if self.top_p is not None:
+            before = jnp.cumsum(weights) - weights
+            is_kept = (before < self.top_p * jnp.sum(weights)) & (weights > 0)
+            floor = jnp.min(jnp.where(is_kept, falling, jnp.inf))
+        floor = jnp.minimum(floor, peak)  # rounding may not drop the most probable token
+        return floor, jnp.sum(jnp.where(falling >= floor, weights, 0.0))
 
     def _scan(self, step: Callable[[Any, int, T], T], start: T, *, spans: bool) -> T:
         """Fold over the row: span by span, or all at once."""
@@ -107,7 +146,10 @@ class Logits:
         Bad values stay visible: the entries are NaN for a row with NaN or +inf in it and for a
         bad temperature; a row of nothing but -inf has no mass.
         """
-        sampled = self._exponential(raw.astype(jnp.float32), norm.peak)
+        exact = raw.astype(jnp.float32)
+        sampled = self._exponential(exact, norm.peak)
+        if self.top_k is not None or self.top_p is not None:
+            sampled = jnp.where(exact < norm.floor, 0.0, sampled)  # a NaN stays
         # Only a row of nothing but -inf has mass 0: its entries are then 0, not 0 / 0.
         sampled /= jnp.where(norm.mass == 0, 1.0, norm.mass)
         greedy = jnp.where((tokens == norm.greedy) & (norm.peak > -jnp.inf), 1.0, 0.0)
@@ -124,6 +166,12 @@ class Logits:
             name + " temperature is {value}: it must be finite and at least 0",
             value=kelvin,
         )
+        if self.top_k is not None:
+            message = name + " top_k is {value}: it must be at least 1"
+            check_all(self.top_k >= 1, message, value=self.top_k)
+        if self.top_p is not None:
+            message = name + " top_p is {value}: it must be above 0 and at most 1"
+            check_all((self.top_p > 0) & (self.top_p <= 1), message, value=self.top_p)
         rows = window(self, is_used.shape[0]).astype(jnp.float32)
         check_all(
             ~is_used[:, None] | (rows < jnp.inf),

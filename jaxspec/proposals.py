@@ -399,6 +399,9 @@ def _assert_rows(name: str, source: Probabilities | Logits, counts: tuple[int, .
         chex.assert_type(source.first, int)
     if isinstance(source, Logits):
         chex.assert_rank(source.temperature, 0)
+        for filtered in (source.top_k, source.top_p):
+            if filtered is not None:
+                chex.assert_rank(filtered, 0)
 
 
 def check_proposal(proposal: Proposal, target_rows: Rows, bonus: jax.Array) -> None:

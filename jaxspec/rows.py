@@ -125,6 +125,12 @@ def stretch(
     return source.probability(raw, start + jnp.arange(size), norm)
 
 
+def row_of(source: RowSource, row: jax.Array) -> jax.Array:
+    """Return all probabilities of one row, float32 [V]: the law that a draft token is drawn from."""
+    norm = source.visit(row, spans=False)
+    return stretch(source, row, norm, 0, source.values.shape[1])
+
+
 def block_sums(
     piece: Callable[[Any, int], tuple[jax.Array, ...]], vocab: int, *, spans: bool
 ) -> tuple[jax.Array, ...]:

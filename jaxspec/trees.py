@@ -6,6 +6,7 @@ depth) are read off the shapes, so trees of one capacity share one compiled prog
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import chex
 import jax
@@ -174,6 +175,49 @@ def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree
     )
 
 
+def tree_of_parents(
+    tokens: jax.Array,
+    parents: jax.Array,
+    num_nodes: jax.Array,
+    *,
+    max_children: int,
+    max_depth: int,
+) -> Tree:
+    """Build a tree under a trace, from nodes that stand in order of their depth.
+
+    Nothing is checked here: what is no tree is no tree afterwards.
+
+    Args:
+      tokens: int32 [N].
+      parents: int32 [N], each before its child, no parent with more than C children.
+      num_nodes: int32 [], how many count, the root among them.
+      max_children: C.
+      max_depth: D, at least the depth of the tree.
+
+    >>> import jax.numpy as jnp
+    >>> tokens, parents = jnp.array([-1, 5, 7, 2]), jnp.array([-1, 0, 0, 1])
+    >>> tree = tree_of_parents(tokens, parents, jnp.int32(3), max_children=2, max_depth=2)
+    >>> tree.level_sizes.tolist()
+    [1, 2, 0]
+    """
+    nodes = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    below_root = (nodes > ROOT) & (nodes < num_nodes)
+    bare = Tree(
+        tokens=jnp.where(nodes < num_nodes, tokens, NONE),
+        parents=jnp.where(below_root, parents, NONE),
+        children=jnp.full((tokens.shape[0], max_children), NONE, jnp.int32),
+        level_sizes=jnp.zeros(max_depth + 1, jnp.int32),
+    )
+    depths = jnp.sum(ancestor_mask(bare), axis=1, dtype=jnp.int32) - 1
+    levels = jnp.arange(max_depth + 1, dtype=jnp.int32)
+    is_at = (depths[None] == levels[:, None]) & (nodes < num_nodes)[None]
+    return replace(
+        bare,
+        children=_child_slots(bare, below_root),
+        level_sizes=jnp.sum(is_at, axis=1, dtype=jnp.int32),
+    )
+
+
 def assert_tree(tree: Tree) -> None:
     """Assert the static shapes and dtypes of a tree."""
     chex.assert_rank([tree.tokens, tree.parents, tree.level_sizes, tree.children], [1, 1, 1, 2])
@@ -242,6 +286,24 @@ def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
             "nodes {i1} and {i0}: siblings with one token, {token}",
             token=jnp.broadcast_to(tree.tokens[:, None], same.shape),
         )
+
+
+def ancestor_mask(tree: Tree) -> jax.Array:
+    """Tell which nodes each node follows from, bool [N, N]: itself and its ancestors.
+
+    Under tree attention a node sees these and the committed text. Padded nodes see themselves, and
+    nobody sees them.
+
+    >>> ancestor_mask(make_tree([-1, 5, 7, 2], [-1, 0, 0, 1])).astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    """
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
+    seen = nodes[:, None] == nodes[None]
+    at = nodes
+    for _ in range(tree.max_depth):
+        at = jnp.where(at > ROOT, tree.parents[at], ROOT)
+        seen |= (at[:, None] == nodes[None]) & (tree.parents >= 0)[:, None]
+    return seen
 
 
 def node_depths(tree: Tree) -> jax.Array:

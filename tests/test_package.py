@@ -18,7 +18,7 @@ SOURCE = Path(js.__file__).parent
 FLOORS = {
     0: ["checks", "records"],
     1: ["rows", "logits", "draws", "providers"],
-    2: ["trees", "proposals"],
+    2: ["trees", "proposals", "language_model"],
     3: ["verify", "build"],
     4: ["score", "models"],
     5: ["decode", "shard"],

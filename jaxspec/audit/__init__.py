@@ -6,7 +6,7 @@ from jaxspec.audit.instances import Instance, instances_for
 from jaxspec.audit.law import Cells, Law, exact_law, joint_law, replay, search
 from jaxspec.audit.report import AuditReport, audit_rules
 from jaxspec.audit.rounds import Capacity, Outcome, Round, World, make_round
-from jaxspec.audit.statistics import GTest, g_test
+from jaxspec.audit.statistics import GTest, fit_test, g_test
 
 __all__ = (
     "AuditReport",
@@ -23,6 +23,7 @@ __all__ = (
     "count_outcomes",
     "decoding_law",
     "exact_law",
+    "fit_test",
     "g_test",
     "instances_for",
     "joint_law",

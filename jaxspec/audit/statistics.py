@@ -110,6 +110,70 @@ def g_test(
     )
 
 
+def fit_test(
+    counts: np.ndarray, law: np.ndarray, *, level: float = 1e-3, power: float = 0.9
+) -> GTest:
+    """Test whether a sample has a law that is known exactly.
+
+    As `g_test`, with the expected counts those of the law: outcomes expected fewer than
+    `LEAST_EXPECTED` times are pooled. An outcome that the law excludes and the sample has settles it:
+    G is infinite and p is 0.
+
+    Args:
+      counts: int [K], counts of outcomes.
+      law: float [K], their probabilities.
+      level: probability of a false alarm to state the power at, in (0, 1).
+      power: probability of detection to state it for, in (0, 1), above `level`.
+
+    Returns:
+      The `GTest`; its second size is 0, for no sample.
+
+    Raises:
+      ValueError: the counts are not whole, or negative, or none; the law is not one of as many
+        outcomes; or the level or the power is none.
+
+    >>> test = fit_test([60, 40], [0.5, 0.5])
+    >>> round(test.statistic, 3), round(test.p_value, 4)
+    (4.007, 0.0453)
+    """
+    seen, exact = np.asarray(counts), np.asarray(law, np.float64)
+    if seen.ndim != 1 or seen.dtype.kind not in "iu" or seen.min(initial=0) < 0 or not seen.sum():
+        raise ValueError(f"counts must be a list of whole numbers, not all 0, got {counts}")
+    is_law = exact.shape == seen.shape and exact.min() >= 0 and abs(exact.sum() - 1) <= 1e-5
+    if not is_law:
+        raise ValueError(f"the law must be {len(seen)} probabilities of mass 1, got {law}")
+    if not 0 < level < power < 1:
+        raise ValueError(f"level is {level}, power is {power}: must satisfy 0 < level < power < 1")
+    size = int(seen.sum())
+    order = np.argsort(exact)
+    seen, exact = seen[order].astype(np.int64), exact[order] / exact.sum()
+    if seen[exact == 0].any():
+        return GTest(math.inf, len(seen) - 1, 0.0, (size, 0), None, level, power)
+    # The rarest outcomes go together until they are expected often enough.
+    rare = int(np.searchsorted(size * exact, LEAST_EXPECTED))
+    while 0 < rare < len(exact) and size * exact[:rare].sum() < LEAST_EXPECTED:
+        rare += 1
+    if rare:
+        seen = np.concatenate([[seen[:rare].sum()], seen[rare:]])
+        exact = np.concatenate([[exact[:rare].sum()], exact[rare:]])
+    degrees = len(exact) - 1
+    if degrees < 1:
+        return GTest(0.0, 0, 1.0, (size, 0), None, level, power)
+    ratios = np.log(np.where(seen > 0, seen, 1) / np.where(seen > 0, size * exact, 1))
+    correction = 1 + (float(np.sum(1 / exact)) - 1) / (6 * size * degrees)
+    statistic = max(0.0, float(2 * np.sum(seen * ratios))) / correction
+    detectable = math.sqrt(_noncentrality(degrees, level, power) / (4 * size))
+    return GTest(
+        statistic=statistic,
+        degrees=degrees,
+        p_value=_tail(statistic, degrees),
+        sizes=(size, 0),
+        detectable=detectable if detectable <= 1 else None,
+        level=level,
+        power=power,
+    )
+
+
 def _pool_rare(counts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Pool the rarest outcomes until each column is expected often enough in both samples."""
     rarest_first = counts[:, np.argsort(counts.sum(axis=0), kind="stable")]

@@ -7,5 +7,17 @@ from jaxspec.score.adapters import (
     score_layered,
     score_sequential,
 )
+from jaxspec.score.network import TreeAttention
+from jaxspec.score.tree_attention import block_mask, chain_mask, score_tree
 
-__all__ = ("Scores", "node_contexts", "score_batched", "score_layered", "score_sequential")
+__all__ = (
+    "Scores",
+    "TreeAttention",
+    "block_mask",
+    "chain_mask",
+    "node_contexts",
+    "score_batched",
+    "score_layered",
+    "score_sequential",
+    "score_tree",
+)

@@ -1,0 +1,197 @@
+"""Trees whose shape follows from the draft network's rows, within a static capacity."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.build import Capacity
+from jaxspec.decode.fused.blocks import Blocks
+from jaxspec.decode.fused.drafters import Draft, View
+from jaxspec.decode.fused.model_tree import root_logits
+from jaxspec.decode.policy import AdaptiveTreePolicy
+from jaxspec.language_model import Cache, LanguageModel
+from jaxspec.proposals import PointMass
+from jaxspec.trees import ancestor_mask, tree_of_parents
+from jaxspec.verify import RULES, Rule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdaptiveModelTree:
+    """A tree as wide as the draft is unsure and as deep as the last rounds were accepted.
+
+    The candidates are those of `jaxspec.decode.AdaptiveTree` with the same policy. A row's width and
+    depth depend on that row alone; levels are drafted until the deepest row of the batch has its own.
+
+    Attributes:
+      model: the draft network.
+      policy: the formulas; its `max_nodes`, `max_width` and `max_depth` are the capacity.
+      widths: block widths that the target's forward is compiled for.
+    """
+
+    model: LanguageModel
+    policy: AdaptiveTreePolicy = dataclasses.field(default_factory=AdaptiveTreePolicy)
+    widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Choose widths, and refuse a network that takes no trees."""
+        self.model.assert_takes_trees()
+        most = self.capacity.max_nodes
+        given = self.widths or (1, most // 4, most // 2)
+        fitting = tuple(sorted({width for width in given if 1 <= width < most} | {1, most}))
+        object.__setattr__(self, "widths", fitting)
+
+    @property
+    def rule(self) -> Rule:
+        """For point masses."""
+        return RULES["point_mass"]
+
+    @property
+    def capacity(self) -> Capacity:
+        """The policy's budget, or all that its greatest widths and depth ask for if that is less."""
+        policy = self.policy
+        width = min(policy.max_width, self.model.vocab)
+        whole = sum(width**depth for depth in range(policy.max_depth + 1))
+        return Capacity(min(policy.max_nodes, whole), width, policy.max_depth)
+
+    @property
+    def first_depth(self) -> int:
+        """The policy's."""
+        return self.policy.first_depth
+
+    @property
+    def params(self) -> Any:
+        """The network's."""
+        return self.model.params
+
+    @property
+    def spare_slots(self) -> int:
+        """A whole level may be written after the last node."""
+        return 2 * self.capacity.max_nodes
+
+    def propose(
+        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+    ) -> tuple[Draft, Cache]:
+        """Draft level by level, each in one forward, as deep as any row wants."""
+        assert blocks is not None
+        capacity = self.capacity
+        nodes = capacity.max_nodes
+        batch = view.length.shape[0]
+        after_root, cache = root_logits(blocks, params, cache, view)
+        empty = jnp.full((batch, nodes), -1, jnp.int32)
+        start = (
+            jnp.int32(0),  # level whose rows are at hand
+            empty.at[:, 0].set(view.root_token),
+            empty,
+            jnp.zeros(batch, jnp.int32),  # first node of that level
+            jnp.ones(batch, jnp.int32),  # nodes so far
+            jnp.broadcast_to(after_root[:, None], (batch, nodes, after_root.shape[1])),
+            cache,
+        )
+
+        def is_open(state: Any) -> jax.Array:
+            level, _, _, first, count, _, _ = state
+            return jnp.any((level < view.depth) & (first < count) & (count < nodes))
+
+        def grow(state: Any) -> Any:
+            level, tokens, parents, first, count, logits, cache = state
+            grown = jax.vmap(self._grow, in_axes=(None, 0, 0, 0, 0, 0, 0))(
+                level, tokens, parents, first, count, logits, view.depth
+            )
+            tokens, parents, after = grown
+
+            def ask(state: Any) -> Any:
+                _, _, cache = state
+                at = jnp.arange(nodes, dtype=jnp.int32)
+                level_nodes = jnp.minimum(count[:, None] + at[None], nodes - 1)
+                seen = jax.vmap(self._seen)(tokens, parents, after)
+                rows, cache = blocks.nodes(
+                    params,
+                    jnp.take_along_axis(tokens, level_nodes, axis=1),
+                    jnp.full_like(level_nodes, 1) * (level + 1),
+                    jnp.take_along_axis(seen, level_nodes[:, :, None], axis=1),
+                    cache,
+                    view.root,
+                    count,
+                )
+                return jnp.zeros((), bool), rows, cache
+
+            # The last level's rows are not needed: no forward for it.
+            is_wanted = jnp.any((level + 1 < view.depth) & (count < after) & (after < nodes))
+            _, logits, cache = lax.while_loop(
+                lambda state: state[0], ask, (is_wanted, logits, cache)
+            )
+            return level + 1, tokens, parents, count, after, logits, cache
+
+        _, tokens, parents, _, count, _, cache = lax.while_loop(is_open, grow, start)
+        tree = jax.vmap(
+            lambda tokens, parents, count: tree_of_parents(
+                tokens,
+                parents,
+                count,
+                max_children=capacity.max_children,
+                max_depth=capacity.max_depth,
+            )
+        )(tokens, parents, count)
+        slots = jnp.tile(jnp.arange(nodes, dtype=jnp.int32), (batch, 1))
+        return Draft(proposal=PointMass(tree=tree), slots=slots), cache
+
+    def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
+        """Follow the policy; see `AdaptiveTreePolicy.next_depth`."""
+        policy = self.policy
+        share = accepted.astype(jnp.float32) / jnp.maximum(proposed, 1).astype(jnp.float32)
+        deeper = jnp.minimum(depth + 1, policy.max_depth)
+        shallower = jnp.maximum(depth - 1, policy.min_depth)
+        kept = jnp.where(share <= policy.shorten_at, shallower, depth)
+        moved = jnp.where(share >= policy.deepen_at, deeper, kept)
+        return jnp.where(proposed == 0, depth, moved)
+
+    def _grow(
+        self,
+        level: jax.Array,
+        tokens: jax.Array,
+        parents: jax.Array,
+        first: jax.Array,
+        count: jax.Array,
+        logits: jax.Array,
+        depth: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Add the children of nodes first .. count - 1, whose rows are logits 0, 1, ...
+
+        Returns:
+          (tokens, parents, how many nodes there are now).
+        """
+        nodes, width = tokens.shape[0], self.capacity.max_children
+        law = jax.nn.softmax(logits, axis=-1)
+        best, chosen = lax.top_k(law, width)
+        entropy = jnp.sum(jnp.where(law > 0, -law * jnp.log(jnp.where(law > 0, law, 1.0)), 0.0), -1)
+        share = jnp.clip(entropy / math.log(max(logits.shape[1], 2)), 0.0, 1.0)
+        policy = self.policy
+        more = jnp.floor(share * (policy.max_width - policy.min_width + 1)).astype(jnp.int32)
+        wanted = jnp.minimum(policy.min_width + more, policy.max_width)
+        at = jnp.arange(nodes, dtype=jnp.int32)
+        is_parent = (at < count - first) & (level < depth)
+        ranks = jnp.arange(width, dtype=jnp.int32)
+        is_child = is_parent[:, None] & (ranks[None] < wanted[:, None]) & (best > 0)
+        places = count + jnp.cumsum(is_child.reshape(-1), dtype=jnp.int32) - 1
+        places = jnp.where(is_child.reshape(-1), places, nodes)
+        above = jnp.repeat(first + at, width)
+        return (
+            tokens.at[places].set(chosen.astype(jnp.int32).reshape(-1), mode="drop"),
+            parents.at[places].set(above, mode="drop"),
+            jnp.minimum(count + jnp.sum(is_child, dtype=jnp.int32), nodes),
+        )
+
+    def _seen(self, tokens: jax.Array, parents: jax.Array, count: jax.Array) -> jax.Array:
+        """Tell which nodes each node follows from, bool [N, N]."""
+        tree = tree_of_parents(
+            tokens,
+            parents,
+            count,
+            max_children=self.capacity.max_children,
+            max_depth=self.capacity.max_depth,
+        )
+        return ancestor_mask(tree)

@@ -1,0 +1,170 @@
+"""The tree of the most probable nodes, by the draft network's own probabilities of whole paths."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.build import Capacity
+from jaxspec.decode.fused.blocks import Blocks
+from jaxspec.decode.fused.drafters import Draft, View
+from jaxspec.decode.fused.model_tree import root_logits
+from jaxspec.language_model import Cache, LanguageModel
+from jaxspec.proposals import PointMass
+from jaxspec.trees import tree_of_parents
+from jaxspec.verify import RULES, Rule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BestFirstTree:
+    """A tree of the nodes whose paths the draft takes for most probable.
+
+    At each depth the `beam` most probable nodes are asked about, in one forward, and of each the
+    `beam` most probable children are considered; of all considered the `max_nodes - 1` most probable
+    are proposed. Where the beam is as wide as any level of that tree, no other tree of so many nodes
+    has a greater sum of path probabilities under the draft.
+
+    Attributes:
+      model: the draft network.
+      max_nodes: N, the root counted.
+      beam: nodes asked about at each depth, and children considered of each.
+      depth: levels drafted.
+
+    References:
+      Li et al., "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees", EMNLP 2024.
+    """
+
+    model: LanguageModel
+    max_nodes: int = 16
+    beam: int = 4
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse a tree that is none, and a network that takes no trees."""
+        self.model.assert_takes_trees()
+        if not 1 <= self.beam <= self.model.vocab or self.depth < 1:
+            raise ValueError(
+                f"beam is {self.beam}, depth {self.depth}: a beam of 1 to {self.model.vocab} tokens "
+                "and a depth of at least 1"
+            )
+        considered = self.beam + (self.depth - 1) * self.beam**2
+        if not 2 <= self.max_nodes <= 1 + considered:
+            raise ValueError(
+                f"max_nodes is {self.max_nodes}: with this beam and depth from 2 to {1 + considered}"
+            )
+
+    @property
+    def rule(self) -> Rule:
+        """For point masses."""
+        return RULES["point_mass"]
+
+    @property
+    def capacity(self) -> Capacity:
+        """N nodes, a beam of children, D levels."""
+        return Capacity(self.max_nodes, self.beam, self.depth)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The whole tree, or the root alone."""
+        return (1, self.max_nodes)
+
+    @property
+    def first_depth(self) -> int:
+        """D."""
+        return self.depth
+
+    @property
+    def params(self) -> Any:
+        """The network's."""
+        return self.model.params
+
+    @property
+    def spare_slots(self) -> int:
+        """The root and a beam for each depth asked about."""
+        return 2 + self.beam * self.depth
+
+    def propose(
+        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+    ) -> tuple[Draft, Cache]:
+        """Search level by level, then choose among all that was considered."""
+        assert blocks is not None
+        batch, beam = view.length.shape[0], self.beam
+        after_root, cache = root_logits(blocks, params, cache, view)
+        scores, tokens = lax.top_k(jax.nn.log_softmax(after_root), beam)
+        # What is considered, level by level: log-probability of the path, token, parent among these.
+        all_scores, all_tokens = [scores], [tokens.astype(jnp.int32)]
+        all_parents = [jnp.full((batch, beam), -1, jnp.int32)]
+        # The beam: place among what is considered, and which asked nodes each sees.
+        places = jnp.tile(jnp.arange(beam, dtype=jnp.int32), (batch, 1))
+        asked = [places]
+        sees = jnp.broadcast_to(jnp.eye(beam, dtype=bool)[None], (batch, beam, beam))
+        width = 1 + beam * (self.depth - 1)
+        seen = jnp.zeros((batch, beam, width), bool).at[:, :, 0].set(True)
+        for level in range(1, self.depth):
+            front = 1 + beam * (level - 1)
+            seen = lax.dynamic_update_slice(seen, sees, (0, 0, front))
+            beam_tokens = jnp.take_along_axis(jnp.concatenate(all_tokens, 1), places, axis=1)
+            beam_scores = jnp.take_along_axis(jnp.concatenate(all_scores, 1), places, axis=1)
+            depths = jnp.full_like(beam_tokens, level)
+            logits, cache = blocks.nodes(params, beam_tokens, depths, seen, cache, view.root, front)
+            steps, chosen = lax.top_k(jax.nn.log_softmax(logits), beam)
+            scores = (beam_scores[:, :, None] + steps).reshape(batch, -1)
+            first = beam + beam**2 * (level - 1)
+            all_scores.append(scores)
+            all_tokens.append(chosen.astype(jnp.int32).reshape(batch, -1))
+            all_parents.append(jnp.repeat(places, beam, axis=1))
+            best = lax.top_k(scores, beam)[1].astype(jnp.int32)
+            places = first + best
+            asked.append(places)
+            seen = jnp.take_along_axis(seen, (best // beam)[:, :, None], axis=1)
+        return self._choose(all_scores, all_tokens, all_parents, asked, view), cache
+
+    def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
+        """Return the depth as it was."""
+        del accepted, proposed
+        return depth
+
+    def _choose(
+        self,
+        scores: list[jax.Array],
+        tokens: list[jax.Array],
+        parents: list[jax.Array],
+        asked: list[jax.Array],
+        view: View,
+    ) -> Draft:
+        """Take the most probable of all that was considered; a parent is never less probable."""
+        depths = [jnp.full(each.shape[1], level, jnp.int32) for level, each in enumerate(scores, 1)]
+
+        def one(
+            scores: jax.Array, tokens: jax.Array, parents: jax.Array, asked: jax.Array, depth: Any
+        ) -> tuple[PointMass, jax.Array]:
+            allowed = jnp.where(jnp.concatenate(depths) <= depth, scores, -jnp.inf)
+            # Equal scores go to the lower place, so that a parent goes before its child.
+            values, chosen = lax.top_k(allowed, self.max_nodes - 1)
+            is_in = jnp.zeros(scores.shape[0], bool).at[chosen].set(values > -jnp.inf)
+            number = jnp.cumsum(is_in, dtype=jnp.int32)  # node of each place that is in
+            node = jnp.where(is_in, number, self.max_nodes)
+            above = jnp.where(parents >= 0, number[jnp.maximum(parents, 0)], 0)
+            empty = jnp.full(self.max_nodes, -1, jnp.int32)
+            tree = tree_of_parents(
+                empty.at[node].set(tokens, mode="drop"),
+                empty.at[node].set(above, mode="drop"),
+                1 + jnp.sum(is_in, dtype=jnp.int32),
+                max_children=self.beam,
+                max_depth=self.depth,
+            )
+            slot_of = jnp.arange(1, asked.shape[0] + 1, dtype=jnp.int32)
+            at = jnp.where(is_in[asked], number[asked], self.max_nodes)
+            slots = empty.at[at].set(slot_of, mode="drop").at[0].set(0)
+            return PointMass(tree=tree), slots
+
+        proposal, slots = jax.vmap(one)(
+            jnp.concatenate(scores, axis=1),
+            jnp.concatenate(tokens, axis=1),
+            jnp.concatenate(parents, axis=1),
+            jnp.concatenate(asked[: self.depth - 1], axis=1) if self.depth > 1 else asked[0][:, :0],
+            view.depth,
+        )
+        return Draft(proposal=proposal, slots=slots)

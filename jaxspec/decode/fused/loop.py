@@ -1,0 +1,399 @@
+"""Draft, score, verify, commit: the whole loop one compiled program, over a batch.
+
+It is one `while_loop` over the batch, with `vmap`ped parts inside: a `vmap`ped loop would copy its
+caches in every round. Rows that are finished stand still. Caches are written in place: a block goes
+to the slots after the text, and only accepted slots of it are moved.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxspec.decode.fused.blocks import Blocks
+from jaxspec.decode.fused.drafters import FusedDrafter, Plain, View, is_path
+from jaxspec.decode.fused.state import Ending, FusedState, FusedText, Source, texts_of
+from jaxspec.draws import RoundDraws, round_draws
+from jaxspec.language_model import CacheError, LanguageModel, assert_same_tokens
+from jaxspec.logits import Logits
+from jaxspec.trees import Tree, ancestor_mask
+from jaxspec.verify import Verdict
+
+_LANES = 8  # slots are rounded up to a multiple of this
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FusedDecoder:
+    """Decodes a batch of texts that have exactly the target's law, in one compiled loop.
+
+    One program is compiled for a batch size; prompts, lengths, budgets, temperatures, filters, stop
+    tokens and keys are arrays. Make a decoder once and use it again.
+
+    Attributes:
+      target: the network whose law the texts have.
+      drafter: who proposes; default nobody, plain decoding.
+      max_length: most tokens of a text, prompt and all.
+      bonus: whether a fully accepted path is followed by one more token of the target.
+      max_stop_tokens: room for stop tokens.
+      prefill_width: tokens of a prompt run at a time.
+      draws: makes a round's draws from (key, number of nodes, root position). Another one is for
+        experiments and proofs: a law that depends on it is not lossless.
+    """
+
+    target: LanguageModel
+    drafter: FusedDrafter = dataclasses.field(default_factory=Plain)
+    max_length: int = 512
+    bonus: bool = True
+    max_stop_tokens: int = 4
+    prefill_width: int = 64
+    draws: Callable[[jax.Array, int, jax.Array], RoundDraws] = round_draws
+
+    def __post_init__(self) -> None:
+        """Refuse networks that cannot do it, or do not fit each other."""
+        for model in (self.target, self.drafter.model):
+            if model is None:
+                continue
+            model.assert_rolls_back()
+            if not is_path(self.drafter.capacity):
+                model.assert_takes_trees()
+            if model.max_context is not None and self.max_length > model.max_context:
+                raise CacheError(
+                    f"max_length is {self.max_length}, but {model.name} was made for "
+                    f"{model.max_context} positions"
+                )
+        if self.drafter.model is not None:
+            assert_same_tokens(self.target, self.drafter.model)
+        for name in ("max_length", "max_stop_tokens", "prefill_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
+
+    @property
+    def slots(self) -> int:
+        """S: slots of a text and of its caches, a round's block and a chunk of prompt included."""
+        block = max(self.drafter.capacity.max_nodes, self.drafter.spare_slots, self.prefill_width)
+        return -(-(self.max_length + block) // _LANES) * _LANES
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int] | np.ndarray],
+        keys: jax.Array,
+        *,
+        new_tokens: int | Sequence[int],
+        temperature: float | Sequence[float] = 1.0,
+        top_k: int | Sequence[int] | None = None,
+        top_p: float | Sequence[float] = 1.0,
+        stop_tokens: Sequence[int] | Sequence[Sequence[int]] = (),
+    ) -> FusedState:
+        """Begin a batch; nothing is run yet.
+
+        Args:
+          prompts: B prompts of at least one token.
+          keys: typed keys [B], one for each request (`jax.random.split`), or one key for one prompt.
+          new_tokens: most tokens to emit, one number or one for each row.
+          temperature: 0 for greedy; one number or one for each row.
+          top_k: keep the k most probable tokens; None or V keeps all.
+          top_p: keep the most probable tokens up to this mass; 1 keeps all.
+          stop_tokens: tokens that end a text, of all rows or of each.
+
+        Raises:
+          ValueError: naming the row, the argument and its value.
+        """
+        batch = len(prompts)
+        if batch < 1:
+            raise ValueError("there are no prompts: give at least one")
+        keys = _keys_of(keys, batch)
+        texts = [self._prompt(row, prompt) for row, prompt in enumerate(prompts)]
+        lengths = np.array([len(text) for text in texts], np.int32)
+        budgets = _column("new_tokens", new_tokens, batch, np.int64)
+        kelvins = _column("temperature", temperature, batch, np.float32)
+        ranks = _column("top_k", self.target.vocab if top_k is None else top_k, batch, np.int64)
+        masses = _column("top_p", top_p, batch, np.float32)
+        _check("new_tokens", budgets, budgets >= 1, "at least 1")
+        is_warm = (kelvins >= 0) & (kelvins < np.inf)
+        _check("temperature", kelvins, is_warm, "finite and at least 0")
+        _check("top_k", ranks, ranks >= 1, "at least 1")
+        _check("top_p", masses, (masses > 0) & (masses <= 1), "above 0 and at most 1")
+        tokens = np.zeros((batch, self.slots), np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        wanted = lengths + np.minimum(budgets, self.max_length)
+        limits = np.minimum(wanted, self.max_length).astype(np.int32)
+        ending = np.where(lengths >= limits, int(Ending.CAPACITY), int(Ending.NONE))
+        zeros = np.zeros(batch, np.int32)
+        draft = self._draft_blocks(batch)
+        # Each array is one of its own: the loop takes over the buffers it is given.
+        return FusedState(
+            tokens=jnp.array(tokens),
+            sources=jnp.zeros((batch, self.slots), jnp.int8),
+            rounds_at=jnp.zeros((batch, self.slots), jnp.int32),
+            length=jnp.array(lengths),
+            prompt_length=jnp.array(lengths),
+            limit=jnp.array(limits),
+            is_budget=jnp.array(lengths + budgets <= self.max_length),
+            stop_tokens=jnp.array(self._stops(stop_tokens, batch)),
+            temperature=jnp.array(kelvins),
+            top_k=jnp.array(np.minimum(ranks, self.target.vocab).astype(np.int32)),
+            top_p=jnp.array(masses),
+            keys=jnp.copy(keys),
+            depth=jnp.full(batch, self.drafter.first_depth, jnp.int32),
+            ending=jnp.array(ending.astype(np.int32)),
+            status=jnp.array(zeros),
+            rounds=jnp.array(zeros),
+            drafted=jnp.array(zeros),
+            accepted=jnp.array(zeros),
+            calls=jnp.array(0, jnp.int32),
+            prefilled=jnp.array(0, jnp.int32),
+            target_cache=self._target_blocks(batch).empty_cache(),
+            draft_cache=() if draft is None else draft.empty_cache(),
+        )
+
+    def advance(self, state: FusedState, max_rounds: int | None = None) -> FusedState:
+        """Run until all rows are finished, or so many rounds.
+
+        Args:
+          state: where to begin. Its buffers are taken over: use what is returned from now on.
+          max_rounds: at most so many target calls; None for no limit.
+
+        Returns:
+          The state after them. To advance round by round comes to the same text as at once.
+        """
+        rounds = np.int32(np.iinfo(np.int32).max if max_rounds is None else max_rounds)
+        return self._advance(self.target.params, self.drafter.params, state, rounds)
+
+    def run(
+        self, prompts: Sequence[Sequence[int] | np.ndarray], keys: jax.Array, **options: Any
+    ) -> tuple[FusedText, ...]:
+        """Decode a batch to the end; arguments as for `start`."""
+        return texts_of(self.advance(self.start(prompts, keys, **options)))
+
+    def lower(self, batch: int) -> Any:
+        """Lower the compiled loop for a batch of so many rows, to look at."""
+        keys = jax.random.split(jax.random.key(0), batch)
+        state = self.start([[0]] * batch, keys, new_tokens=1)
+        return self._advance.lower(self.target.params, self.drafter.params, state, np.int32(1))
+
+    @functools.cached_property
+    def _advance(self) -> Any:
+        return jax.jit(self._loop, donate_argnums=2)
+
+    def _target_blocks(self, batch: int) -> Blocks:
+        return Blocks(self.target, self.slots, batch)
+
+    def _draft_blocks(self, batch: int) -> Blocks | None:
+        model = self.drafter.model
+        return None if model is None else Blocks(model, self.slots, batch)
+
+    def _loop(
+        self, target_params: Any, draft_params: Any, state: FusedState, max_rounds: jax.Array
+    ) -> FusedState:
+        """Read what is left of the prompts, then run rounds."""
+        last = jnp.max(state.prompt_length) - 1
+        state = lax.while_loop(
+            lambda state: state.prefilled * self.prefill_width < last,
+            functools.partial(self._prefill, target_params, draft_params),
+            state,
+        )
+        end = state.calls + jnp.minimum(max_rounds, np.iinfo(np.int32).max - state.calls)
+        return lax.while_loop(
+            lambda state: jnp.any(state.ending == Ending.NONE) & (state.calls < end),
+            functools.partial(self._round, target_params, draft_params),
+            state,
+        )
+
+    def _prefill(self, target_params: Any, draft_params: Any, state: FusedState) -> FusedState:
+        """Read one chunk of every prompt."""
+        where = (state.prefilled, self.prefill_width)
+        batch = state.length.shape[0]
+        blocks, draft = self._target_blocks(batch), self._draft_blocks(batch)
+        target_cache = blocks.prefill(target_params, state.tokens, state.target_cache, *where)
+        draft_cache = state.draft_cache
+        if draft is not None:
+            draft_cache = draft.prefill(draft_params, state.tokens, draft_cache, *where)
+        return dataclasses.replace(
+            state,
+            target_cache=target_cache,
+            draft_cache=draft_cache,
+            prefilled=state.prefilled + 1,
+        )
+
+    def _round(self, target_params: Any, draft_params: Any, state: FusedState) -> FusedState:
+        """Run one round of every row that is not finished."""
+        batch = state.length.shape[0]
+        blocks, draft_blocks = self._target_blocks(batch), self._draft_blocks(batch)
+        nodes = self.drafter.capacity.max_nodes
+        is_open = state.ending == Ending.NONE
+        room = state.limit - state.length
+        room = room - 1 if self.bonus else room
+        root = state.length - 1
+        draws = jax.vmap(lambda key, position: self.draws(key, nodes, position))(state.keys, root)
+        view = View(
+            tokens=state.tokens,
+            length=state.length,
+            depth=jnp.where(is_open, jnp.clip(state.depth, 0, jnp.maximum(room, 0)), 0),
+            pairs=draws.draft,
+            temperature=state.temperature,
+            top_k=state.top_k,
+            top_p=state.top_p,
+        )
+        draft, draft_cache = self.drafter.propose(
+            draft_params, draft_blocks, state.draft_cache, view
+        )
+        tree = draft.proposal.tree
+        logits, target_cache = self._score(blocks, target_params, tree, view, state.target_cache)
+
+        def verify(draws: Any, proposal: Any, logits: Any, view: Any) -> Verdict:
+            rows = Logits(
+                values=logits, temperature=view.temperature, top_k=view.top_k, top_p=view.top_p
+            )
+            return self.drafter.rule.verify(draws, proposal, rows, self.bonus)
+
+        verdict = jax.vmap(verify)(draws.verify, draft.proposal, logits, view)
+        path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
+        if not is_path(self.drafter.capacity):
+            target_cache = blocks.keep(target_cache, root, path)
+        if draft.slots is not None and draft_blocks is not None:
+            at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
+            draft_cache = draft_blocks.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
+        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
+        return self._commit(state, tree, verdict, is_open)
+
+    def _score(
+        self, blocks: Blocks, params: Any, tree: Tree, view: View, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """Run the target over every tree."""
+        tokens = tree.tokens.at[:, 0].set(view.root_token)
+        if is_path(self.drafter.capacity):
+            depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+            seen = None
+        else:
+            seen = jax.vmap(ancestor_mask)(tree)
+            depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
+        return blocks.fitting(
+            params,
+            self.drafter.widths,
+            tokens,
+            depths,
+            seen,
+            cache,
+            view.root,
+            jnp.max(tree.num_nodes),
+        )
+
+    def _commit(
+        self, state: FusedState, tree: Tree, verdict: Verdict, is_open: jax.Array
+    ) -> FusedState:
+        """Take each verdict's tokens into its text, up to a stop token."""
+        emitted = verdict.tokens
+        places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
+        is_emitted = places < verdict.num_tokens[:, None]
+        is_stop = jnp.any(emitted[:, :, None] == state.stop_tokens[:, None], axis=2) & is_emitted
+        has_stop = jnp.any(is_stop, axis=1)
+        until = jnp.where(has_stop, jnp.argmax(is_stop, axis=1) + 1, verdict.num_tokens)
+        count = jnp.where(is_open, until, 0).astype(jnp.int32)
+        accepted = jnp.minimum(verdict.num_accepted, count)
+        length = state.length + count
+        rounds = state.rounds + jnp.where(is_open, 1, 0)
+        source = jnp.where(places < accepted[:, None], int(Source.DRAFT), int(Source.TARGET))
+
+        def put(texts: jax.Array, new: jax.Array) -> jax.Array:
+            """Write at the end of each text; what is beyond the count is written over later."""
+            return jax.vmap(lambda text, new, at: lax.dynamic_update_slice(text, new, (at,)))(
+                texts, new.astype(texts.dtype), state.length
+            )
+
+        ending = jnp.where(length >= state.limit, int(Ending.CAPACITY), int(Ending.NONE))
+        ending = jnp.where((length >= state.limit) & state.is_budget, int(Ending.BUDGET), ending)
+        ending = jnp.where(has_stop, int(Ending.STOP), ending)
+        ending = jnp.where(count == 0, int(Ending.UNDECIDED), ending)
+        levels = jnp.arange(tree.level_sizes.shape[1], dtype=jnp.int32)[None]
+        proposed = jnp.max(jnp.where(tree.level_sizes > 0, levels, 0), axis=1)
+        depth = self.drafter.next_depth(state.depth, accepted, proposed)
+        candidates = tree.num_nodes - 1
+        return dataclasses.replace(
+            state,
+            tokens=put(state.tokens, emitted),
+            sources=put(state.sources, source),
+            rounds_at=put(state.rounds_at, jnp.broadcast_to(rounds[:, None], emitted.shape)),
+            length=length,
+            depth=jnp.where(is_open, depth, state.depth),
+            ending=jnp.where(is_open, ending, state.ending).astype(jnp.int32),
+            status=state.status | jnp.where(is_open, verdict.status, 0),
+            rounds=rounds,
+            drafted=state.drafted + jnp.where(is_open, candidates, 0),
+            accepted=state.accepted + jnp.where(is_open, accepted, 0),
+            calls=state.calls + 1,
+        )
+
+    def _prompt(self, row: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Check one prompt."""
+        tokens = np.asarray(prompt)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise ValueError(f"prompt {row}: wanted a sequence of token ids, not {prompt!r}")
+        if tokens.size == 0:
+            raise ValueError(f"prompt {row} is empty: a decode starts after at least one token")
+        bad = np.flatnonzero((tokens < 0) | (tokens >= self.target.vocab))
+        if bad.size:
+            raise ValueError(
+                f"prompt {row}: token {bad[0]} is {tokens[bad[0]]}, outside the vocabulary of "
+                f"{self.target.vocab}"
+            )
+        if len(tokens) > self.max_length:
+            raise ValueError(
+                f"prompt {row} has {len(tokens)} tokens, max_length is {self.max_length}"
+            )
+        return tokens
+
+    def _stops(self, stop_tokens: Sequence[Any], batch: int) -> np.ndarray:
+        """Lay the stop tokens out, int32 [B, K]."""
+        is_nested = len(stop_tokens) > 0 and np.ndim(stop_tokens[0]) == 1
+        by_row = list(stop_tokens) if is_nested else [stop_tokens] * batch
+        if len(by_row) != batch:
+            raise ValueError(f"stop_tokens are given for {len(by_row)} rows, the batch has {batch}")
+        table = np.full((batch, self.max_stop_tokens), -1, np.int32)
+        for row, stops in enumerate(by_row):
+            if len(stops) > self.max_stop_tokens:
+                raise ValueError(
+                    f"row {row} has {len(stops)} stop tokens, there is room for "
+                    f"{self.max_stop_tokens}: raise max_stop_tokens"
+                )
+            for place, token in enumerate(stops):
+                if not 0 <= token < self.target.vocab:
+                    raise ValueError(
+                        f"row {row}: stop token {token} is outside the vocabulary of "
+                        f"{self.target.vocab}: it would stop nothing"
+                    )
+                table[row, place] = token
+        return table
+
+
+def _keys_of(keys: jax.Array, batch: int) -> jax.Array:
+    is_key = isinstance(keys, jax.Array) and jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if is_key and keys.ndim == 0 and batch == 1:
+        return keys[None]
+    if not is_key or keys.shape != (batch,):
+        raise ValueError(
+            f"keys must be {batch} typed keys, as jax.random.split(jax.random.key(seed), {batch}), "
+            f"not {keys}"
+        )
+    return keys
+
+
+def _column(name: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
+    """Spread one number over the batch, or take one for each row."""
+    given = np.asarray(value)
+    if given.shape not in ((), (batch,)) or given.dtype.kind not in "iuf":
+        raise ValueError(f"{name} is {value!r}: wanted a number, or {batch} of them")
+    if np.issubdtype(dtype, np.integer) and given.dtype.kind == "f":
+        raise ValueError(f"{name} is {value!r}: wanted whole numbers")
+    return np.broadcast_to(given, (batch,)).astype(dtype)
+
+
+def _check(name: str, values: np.ndarray, holds: np.ndarray, wanted: str) -> None:
+    bad = np.flatnonzero(~holds)
+    if bad.size:
+        raise ValueError(f"row {bad[0]}: {name} is {values[bad[0]]}: must be {wanted}")

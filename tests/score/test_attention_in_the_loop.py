@@ -1,0 +1,229 @@
+"""Tree attention in the host loop: the text of plain decoding, and what is refused beforehand."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from fake_model import fake_model, row_after
+
+import jaxspec as js
+from jaxspec.decode import (
+    AdaptiveTree,
+    AdaptiveTreePolicy,
+    Decoder,
+    Drafter,
+    FixedTree,
+    NoDraft,
+    SampledPath,
+    metrics_of,
+)
+from jaxspec.language_model import CacheError
+from jaxspec.providers import NonFiniteRowError, Provider, Softmax
+from jaxspec.score import TreeAttention, score_batched
+
+VOCAB = 5
+SLOTS = 40
+NOISE = 0.25
+PROMPT = (3, 1, 4)
+POLICY = AdaptiveTreePolicy(
+    min_width=1, max_width=2, min_depth=1, max_depth=2, first_depth=1, max_nodes=5
+)
+FAKE = fake_model(VOCAB, name="target")
+NOISY = fake_model(VOCAB, name="draft", noise=NOISE)
+PATH_ONLY = fake_model(VOCAB, name="path model", takes_trees=False, has_keep=False)
+
+
+def drafters(draft: Provider) -> dict[str, Drafter]:
+    return {
+        "none": NoDraft(),
+        "path by token": SampledPath(draft, depth=4),
+        "path by block": SampledPath(draft, depth=4, rule=js.RULES["block"]),
+        "fixed tree": FixedTree(draft, widths=(2, 1)),
+        "adaptive tree": AdaptiveTree(draft, POLICY),
+    }
+
+
+each_drafter = pytest.mark.parametrize("name", drafters(Provider("any", VOCAB, ask=len)))
+
+
+def attention_of(model: Any = FAKE, **options: Any) -> TreeAttention:
+    """Cache and chunks of one size everywhere, so that little is compiled."""
+    return TreeAttention(model, **{"slots": SLOTS, "chunk": 4, **options})
+
+
+def by_hand(name: str, noise: float, transform: Softmax) -> Provider:
+    """The rows of a fake, from the text alone."""
+    row = functools.partial(row_after, vocab=VOCAB, noise=noise)
+    return Provider(name, VOCAB, ask=row, transform=transform)
+
+
+def decoders(name: str, temperature: float, target: Any = FAKE) -> tuple[Decoder, Decoder]:
+    """The same decoder by tree attention and by rows made by hand."""
+    softmax = Softmax(temperature)
+    attention = attention_of(target, transform=softmax)
+    draft = attention_of(NOISY, transform=softmax).provider()
+    ours = Decoder(attention.provider(), drafters(draft)[name], new_tokens=24, score=attention)
+    plain = drafters(by_hand("draft", NOISE, softmax))[name]
+    return ours, Decoder(by_hand("target", 0.0, softmax), plain, new_tokens=24)
+
+
+def greedy_text(count: int) -> tuple[int, ...]:
+    text = PROMPT
+    for _ in range(count):
+        text = (*text, int(row_after(text, VOCAB).argmax()))
+    return text
+
+
+# --- the host loop
+
+
+@each_drafter
+def test_at_temperature_zero_the_text_is_that_of_plain_greedy_decoding(name: str) -> None:
+    decoder, _ = decoders(name, 0.0)
+    state = decoder.run(PROMPT, jax.random.key(0))
+    assert state.tokens == greedy_text(24)
+    if name != "none":
+        accepted = [each.num_accepted for each in state.rounds]
+        assert 0 in accepted  # both a rejection and more than one acceptance were lived through
+        assert max(accepted) > 1
+
+
+@each_drafter
+def test_text_and_counts_are_those_of_rows_made_by_hand(name: str) -> None:
+    for seed in range(3):
+        ours, by_hand = (
+            decoder.run(PROMPT, jax.random.key(seed)) for decoder in decoders(name, 1.0)
+        )
+        assert ours.tokens == by_hand.tokens
+        for mine, other in zip(ours.rounds, by_hand.rounds, strict=True):
+            assert mine.tested == other.tested
+            assert mine.target.queries == other.target.queries
+            assert mine.target_batches == other.target_batches == 1
+        assert metrics_of(ours.rounds).target_calls >= len(ours.rounds)
+
+
+@pytest.mark.parametrize("name", ["none", "path by token", "path by block"])
+def test_a_network_that_takes_no_mask_decodes_by_paths(name: str) -> None:
+    decoder, _ = decoders(name, 0.0, PATH_ONLY)
+    assert decoder.run(PROMPT, jax.random.key(0)).tokens == greedy_text(24)
+
+
+def test_a_decode_resumed_with_an_empty_cache_goes_on_as_it_would_have() -> None:
+    decoder, _ = decoders("fixed tree", 1.0)
+    states = list(decoder.rounds(decoder.start(PROMPT, jax.random.key(4))))
+    again, _ = decoders("fixed tree", 1.0)
+    assert again.resume(states[2][0]).tokens == states[-1][0].tokens
+
+
+# --- what is refused, before anything is fed
+
+TREE = js.make_tree([4, 0, 1], [-1, 0, 0], max_nodes=5, max_depth=2)
+LONG = (*PROMPT, *[0, 3, 2, 1] * 9)  # one less than the cache has slots
+ROW = Softmax()(row_after(PROMPT, VOCAB))
+
+
+def assert_untouched(attention: TreeAttention, forwards: int) -> None:
+    """The cache is as it was: the same context costs one forward and has the right row."""
+    assert attention.forwards == forwards
+    scores = attention(attention.provider(), js.make_tree([4], [-1]), PROMPT)
+    np.testing.assert_array_equal(scores.rows[0], ROW)
+    assert scores.usage.calls == 1
+
+
+def test_too_small_a_cache_is_refused_before_anything_is_overwritten() -> None:
+    attention = attention_of()
+    target = attention.provider()
+    attention(target, TREE, (*LONG[:35], 4))  # just fits
+    attention(target, TREE, PROMPT)
+    forwards = attention.forwards
+    message = "a context of 37 tokens and a tree with room for 5 nodes, the root in both, need 41"
+    with pytest.raises(CacheError, match=f"target: {message} slots; the cache has 40"):
+        attention(target, TREE, (*LONG[:36], 4))
+    with pytest.raises(CacheError, match=r"a context of 41 tokens .* need 41 slots; the cache has"):
+        target.rows([(*LONG, 1, 1)])
+    assert_untouched(attention, forwards)
+    full = (*LONG, 1)
+    np.testing.assert_array_equal(target.rows([full])[0][0], Softmax()(row_after(full, VOCAB)))
+
+
+def test_more_positions_than_a_network_was_made_for_are_refused() -> None:
+    attention = attention_of(dataclasses.replace(FAKE, name="short", max_context=5))
+    target = attention.provider()
+    attention(target, TREE, (3, 1, 1, 4), bonus=True)  # reaches position 4
+    attention(target, TREE, PROMPT)
+    message = "a context of 5 tokens and a tree 1 deep reach 6 positions; it was made for 5"
+    with pytest.raises(CacheError, match=f"short: {message}"):
+        attention(target, TREE, (3, 1, 1, 1, 4))
+    assert_untouched(attention, 2)
+
+
+def test_a_tree_for_a_network_that_takes_none_is_refused() -> None:
+    for model, why in (
+        (PATH_ONLY, "takes no mask, so it verifies paths only: propose a path"),
+        (dataclasses.replace(FAKE, keep=None), "has a cache whose slots cannot move"),
+    ):
+        attention = attention_of(model)
+        target = attention.provider()
+        path = js.make_tree([4, 0], [-1, 0], max_nodes=5, max_children=2, max_depth=2)
+        attention(target, path, PROMPT)
+        with pytest.raises(CacheError, match=why):
+            attention(target, TREE, PROMPT)
+        assert_untouched(attention, 1)
+
+
+def test_a_cache_that_cannot_roll_back_is_refused_at_once() -> None:
+    with pytest.raises(CacheError, match="its cache cannot roll back"):
+        TreeAttention(fake_model(rolls_back=False), slots=8)
+
+
+def test_another_model_as_target_and_bad_contexts_are_refused() -> None:
+    attention = attention_of()
+    target = attention.provider()
+    attention(target, TREE, PROMPT)
+    other = attention_of().provider()
+    with pytest.raises(ValueError, match="target is not of this network"):
+        attention(other, TREE, PROMPT)
+    for context, message in (
+        ((), "context is empty"),
+        ((9, 4), "entry 0 is 9, outside"),
+        ((1, 1), "the tree's root is token 4, the context ends with 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention(target, TREE, context)
+    for context, message in (((), "context is empty"), ((9, 4), "entry 0 is 9, outside")):
+        with pytest.raises(ValueError, match=message):
+            target.rows([context])
+    assert_untouched(attention, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"slots": 0}, {"chunk": 0}])
+def test_no_room_for_a_token_is_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="both must be at least 1"):
+        attention_of(**sizes)
+
+
+def test_a_forward_that_fails_is_forgotten() -> None:
+    attention = attention_of()
+    target = attention.provider()
+    tree = js.make_tree([2, 0, 1], [-1, 0, 0], max_nodes=5, max_depth=2)
+    context = (3, 1, 4, 0, 1, 1, 2, 3, 1, 2)
+    expected = attention(target, tree, context).rows
+    attention.model = dataclasses.replace(FAKE, params={})
+    with pytest.raises(KeyError):
+        attention(target, tree, (*context[:5], 2))
+    attention.model = dataclasses.replace(FAKE, params={"noise": np.float32("nan")})
+    with pytest.raises(NonFiniteRowError, match=r"target: row for context .*: logit 0 is nan"):
+        attention(target, tree, context)
+    attention.model = FAKE
+    np.testing.assert_array_equal(attention(target, tree, context).rows, expected)
+
+
+def test_the_transform_of_the_target_counts() -> None:
+    attention = attention_of()
+    cold = dataclasses.replace(attention.provider(), transform=Softmax(0))
+    rows = attention(cold, TREE, PROMPT, bonus=True).rows
+    by_rows = score_batched(by_hand("target", 0.0, Softmax(0)), TREE, PROMPT, bonus=True).rows
+    np.testing.assert_array_equal(rows, by_rows)

@@ -16,15 +16,17 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec import experiments
+from jaxspec import experiments, generate
 from jaxspec.audit.report import KNOWN_COUNTS, AuditReport, audit_rules
 from jaxspec.decode import (
     AdaptiveTree,
+    AdaptiveTreePolicy,
     Decoder,
     Drafter,
     FixedTree,
     RoundRecord,
     SampledPath,
+    Scorer,
     chances_of,
     differences,
     load_rounds,
@@ -32,12 +34,13 @@ from jaxspec.decode import (
     save_rounds,
 )
 from jaxspec.models import decode as text_of
-from jaxspec.models import encode, shipped_providers, shipped_text, split_text
+from jaxspec.models import encode, shipped_models, shipped_providers, shipped_text, split_text
 from jaxspec.providers import Context, Provider
 from jaxspec.records import RecordError
+from jaxspec.score import TreeAttention, score_batched
 
 WIDTH = 96
-NEW_TOKENS = 400
+NEW_TOKENS = 180
 SHOWN = 250
 LAW_TOKENS = 2
 MAX_DEVIATION = 5.0
@@ -85,8 +88,8 @@ def make_parser() -> argparse.ArgumentParser:
 
             Without a command: prove every rule on this machine's device by counting, as `audit`
             does, then verify real text, as `compare` does: decode it plainly, by a sampled path,
-            a fixed and an adaptive tree, with a 5-gram target and a 3-gram draft counted from
-            the text that comes with the package. Takes about a minute on two cores."""
+            a fixed and an adaptive tree, with the pair of networks that comes with the package.
+            Takes about a minute on two cores."""
         ),
         epilog="exit status: 0 if everything that was to be shown holds, 1 if not, 2 for bad "
         "arguments",
@@ -110,8 +113,8 @@ def make_parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare",
         help="decode one prompt plainly, by a path and by trees, and compare",
-        description="Decode a prompt with the shipped 5-gram target, plainly and with the 3-gram as "
-        "draft: a sampled path, a fixed tree, an adaptive tree. Prints what each asked of the "
+        description="Decode a prompt with the shipped target, plainly and with its draft: a sampled "
+        "path, a fixed tree, an adaptive tree. Prints what each asked of the "
         "models, its acceptance, and a test of whether the first two tokens have the law of plain "
         "decoding. The texts themselves need not agree: the decoders use different draws.",
         epilog="exit status: 0 if no law differs, 1 if one does (by chance, at level 0.001 for each "
@@ -122,6 +125,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="text to continue, at least one of the characters that the shipped text uses "
         "(default: a line of it that the models have not seen)",
+    )
+    compare.add_argument(
+        "--models",
+        choices=("pair", "ngram"),
+        default="pair",
+        help="the networks that come with the package, or a 5-gram target and a 3-gram draft counted "
+        "from its text (default %(default)s)",
     )
     compare.add_argument(
         "--new-tokens",
@@ -152,6 +162,17 @@ def make_parser() -> argparse.ArgumentParser:
         help="also save the rounds of the adaptive tree for `replay`, as .json or .npz",
     )
     compare.set_defaults(run=run_compare)
+    generate_text = commands.add_parser(
+        "generate",
+        help="stream a text from a real network, with and without a draft",
+        description="Continue a prompt with a network, drafted and verified in one compiled loop, "
+        "and mark the tokens that were drafted and accepted. Ends with tokens per target call, and "
+        "tokens per second beside the plain loop of the same run.",
+        epilog="exit status: 0 if the text was written, 1 if a round decided on no token, 2 for bad "
+        "arguments, models that do not fit each other, or something that is not installed",
+    )
+    generate.add_arguments(generate_text)
+    generate_text.set_defaults(run=lambda args, rest: generate.main(args))
     replay = commands.add_parser(
         "replay",
         help="derive every verdict of a record file again",
@@ -178,12 +199,13 @@ def run_everything(args: argparse.Namespace, rest: Sequence[str]) -> int:
     progress = Progress()
     report = audit_rules(progress)
     print_audit(report)
-    target, draft, alphabet = shipped_providers()
+    models = models_of("pair")
     prompt = held_out_line()
-    decoded = decode_all(target, draft, encode_prompt(prompt, alphabet), NEW_TOKENS, 0, progress)
-    print_decoded(decoded, target, draft)
+    tokens = encode_prompt(prompt, models.alphabet)
+    decoded = decode_all(models, tokens, NEW_TOKENS, 0, progress)
+    print_decoded(decoded, models)
     is_expected = print_acceptance(decoded)
-    print_texts(prompt, decoded, alphabet)
+    print_texts(prompt, decoded, models.alphabet)
     print_result(report, seconds=time.perf_counter() - start)
     if not is_expected:
         print("NOT AS EXPECTED: the acceptance on real text is not what the rows say it must be")
@@ -214,15 +236,20 @@ def run_bench(args: argparse.Namespace, rest: Sequence[str]) -> int:
 def run_compare(args: argparse.Namespace, rest: Sequence[str]) -> int:
     """Decode one prompt by each decoder and compare what it cost, and the laws."""
     del rest
-    target, draft, alphabet = shipped_providers()
     prompt = held_out_line() if args.prompt is None else args.prompt
     try:
         check_compare(args)
-        tokens = encode_prompt(prompt, alphabet)
+        models = models_of(args.models)
+        tokens = encode_prompt(prompt, models.alphabet)
+        if models.max_context is not None and len(tokens) >= models.max_context:
+            raise ValueError(
+                f"--prompt has {len(tokens)} characters: {models.target.name} has room for "
+                f"{models.max_context} in all"
+            )
     except (ImportError, ValueError) as error:
         return refuse(str(error))
     progress = Progress()
-    decoded = decode_all(target, draft, tokens, args.new_tokens, args.seed, progress)
+    decoded = decode_all(models, tokens, args.new_tokens, args.seed, progress)
     laws = compare_laws(decoded, tokens, args.law_runs, args.seed, progress)
     try:
         write_files(decoded, args)
@@ -234,14 +261,14 @@ def run_compare(args: argparse.Namespace, rest: Sequence[str]) -> int:
         found = {name: experiments.law_to_json(law) for name, law in laws.items()}
         print(json.dumps({"prompt": prompt, "runs": runs, "laws": found}, indent=2))
         return 0 if agrees else 1
-    print_decoded(decoded, target, draft)
+    print_decoded(decoded, models)
     print_acceptance(decoded)
     for name, law in laws.items():
         words = f"{name} against plain, {experiments.law_in_words(law)}"
         print(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="    "))
     if laws:
         print()
-    print_texts(prompt, decoded, alphabet)
+    print_texts(prompt, decoded, models.alphabet)
     return 0 if agrees else 1
 
 
@@ -296,6 +323,43 @@ def refuse(why: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Models:
+    """A target and a draft for the host loop.
+
+    Attributes:
+      target: the target.
+      draft: the draft.
+      alphabet: the characters that are their tokens.
+      score: who asks the target.
+      max_context: most characters of a text; None for no limit.
+    """
+
+    target: Provider
+    draft: Provider
+    alphabet: str
+    score: Scorer = score_batched
+    max_context: int | None = None
+
+
+def models_of(name: str) -> Models:
+    """Return the shipped networks ("pair") or n-gram models ("ngram")."""
+    if name == "ngram":
+        target, draft, alphabet = shipped_providers()
+        return Models(target=target, draft=draft, alphabet=alphabet)
+    network, smaller = shipped_models()
+    slots = network.max_context
+    assert slots is not None and network.tokenizer is not None
+    attention = TreeAttention(network, slots=slots + AdaptiveTreePolicy().max_nodes)
+    return Models(
+        target=attention.provider(),
+        draft=TreeAttention(smaller, slots=slots, chunk=4).provider(),
+        alphabet="".join(network.tokenizer.pieces),
+        score=attention,
+        max_context=slots,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Decoded:
     """A decode with the records of its rounds."""
 
@@ -305,15 +369,20 @@ class Decoded:
 
 
 def decode_all(
-    target: Provider,
-    draft: Provider,
+    models: Models,
     prompt: Context,
     new_tokens: int,
     seed: int,
     progress: "Progress",
 ) -> list[Decoded]:
     """Decode a prompt plainly and by each drafter."""
-    plain = Decoder(target=target, new_tokens=new_tokens)
+    draft = models.draft
+    plain = Decoder(
+        target=models.target,
+        new_tokens=new_tokens,
+        score=models.score,
+        max_context=models.max_context,
+    )
     drafters: dict[str, Drafter] = {
         "path": SampledPath(draft, depth=4),
         "fixed tree": FixedTree(draft, widths=(3, 2, 1, 1)),
@@ -444,11 +513,12 @@ def print_result(report: AuditReport, *, seconds: float) -> None:
         )
 
 
-def print_decoded(decoded: Sequence[Decoded], target: Provider, draft: Provider) -> None:
+def print_decoded(decoded: Sequence[Decoded], models: Models) -> None:
     """Print what each decode cost."""
     runs = [each.run for each in decoded]
     length = max(len(run.text) for run in runs)
-    print(f"REAL TEXT: {count(length, 'character')}, target {target.name}, draft {draft.name}")
+    names = f"target {models.target.name}, draft {models.draft.name}"
+    print(f"REAL TEXT: {count(length, 'character')}, {names}")
     print(textwrap.indent(experiments.table(runs), "  "))
     print_note(
         "queries: contexts scored; calls: invocations of the model; batches: hypothetical, one for "

@@ -9,9 +9,7 @@ contiguously: `sum(max(p - q, 0))` as written, and the same by blocks. From logi
 exponentials over the rows visited, besides.
 """
 
-import argparse
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -171,44 +169,3 @@ def _interleave(calls: Sequence[Call], repeats: int) -> np.ndarray:
             jax.block_until_ready(function(*args))
             seconds[index, repeat] = time.perf_counter() - start
     return seconds
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark from the command line and print a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxspec bench",
-        description="Time jit(vmap(verify)) against the least that must be read, in one run. "
-        "Ratios are medians over pairs of calls; 1.0 is the floor.",
-    )
-    parser.add_argument("--vocab", type=int, default=151936, help="V (default %(default)s)")
-    parser.add_argument("--drafted", type=int, default=5, help="T (default %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, nargs="+", default=[1, 16], help="B (default %(default)s)"
-    )
-    parser.add_argument("--repeats", type=int, default=100, help="calls (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(argv)
-    if min(options.vocab, options.drafted, options.repeats, *options.batch) < 1:
-        parser.error("--vocab, --drafted, --batch and --repeats must be at least 1")
-    if options.vocab < 3 * options.drafted + 1:
-        parser.error("--vocab must be at least 3 T + 1, for the candidates of the tree to differ")
-    found = []
-    for batch in options.batch:
-        found += measure(
-            options.vocab, options.drafted, batch, repeats=options.repeats, seed=options.seed
-        )
-    device = jax.devices()[0]
-    if options.json:
-        head = {"device": device.device_kind, "vocab": options.vocab, "drafted": options.drafted}
-        rows = [dataclasses.asdict(measurement) for measurement in found]
-        print(json.dumps(head | {"measurements": rows}, indent=2))
-        return 0
-    print(
-        f"{device.device_kind}, V = {options.vocab}, T = {options.drafted}, float32; per sequence"
-    )
-    print(f"{'':32} {'B':>4} {'time us':>10} {'floor us':>10} {'ratio':>7}")
-    for row in found:
-        times = f"{row.microseconds:10.1f} {row.floor_microseconds:10.1f} {row.ratio:7.2f}"
-        print(f"{row.name:32} {row.batch:4} {times}")
-    return 0

@@ -1,7 +1,7 @@
 """Rounds until the budget is spent, for any model that is a callable."""
 
 from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.decode.loop import DecodeError, Decoder
+from jaxspec.decode.loop import DecodeError, Decoder, Scorer
 from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
 from jaxspec.decode.policy import AdaptiveTreePolicy
 from jaxspec.decode.replay import (
@@ -29,6 +29,7 @@ __all__ = (
     "RoundRecord",
     "RoundSummary",
     "SampledPath",
+    "Scorer",
     "chances_of",
     "differences",
     "load_rounds",

@@ -1,18 +1,44 @@
-"""Models to verify with: n-gram models counted from a text that comes with the package."""
+"""Models to verify with: networks in plain JAX, n-gram models, and what comes with the package."""
 
+from jaxspec.models.checkpoint import load_config, load_huggingface
+from jaxspec.models.gguf import load_gguf
+from jaxspec.models.llama import LlamaConfig, LlamaParams, init_llama, llama, rope_frequencies
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
+from jaxspec.models.pair import CharacterTokenizer, shipped_models
+from jaxspec.models.save import save_huggingface
 from jaxspec.models.shipped import shipped_pair, shipped_providers, shipped_text
+from jaxspec.models.smollm2 import chat_prompt, find_smollm2, load_smollm2
 from jaxspec.models.text import ContextError, TextError, decode, encode, split_text
+from jaxspec.models.tokenizers import TextTokenizer
+from jaxspec.models.tunix import from_tunix
+from jaxspec.models.weights import CheckpointError
 
 __all__ = (
+    "CharacterTokenizer",
+    "CheckpointError",
     "ContextError",
     "ContextTable",
+    "LlamaConfig",
+    "LlamaParams",
     "NGram",
     "TextError",
+    "TextTokenizer",
     "bits_per_character",
+    "chat_prompt",
     "decode",
     "encode",
+    "find_smollm2",
     "fit_ngram",
+    "from_tunix",
+    "init_llama",
+    "llama",
+    "load_config",
+    "load_gguf",
+    "load_huggingface",
+    "load_smollm2",
+    "rope_frequencies",
+    "save_huggingface",
+    "shipped_models",
     "shipped_pair",
     "shipped_providers",
     "shipped_text",

@@ -1,0 +1,205 @@
+"""What drafting saves: the compiled loop with a drafter against the same loop without.
+
+A pair of runs, plain and drafted, decodes the same prompt to the same length, one after the other;
+what is compared is the time of their rounds. Reading the prompt and compiling are not counted. Ratios
+are medians over pairs, so that a machine whose speed drifts does not matter.
+"""
+
+import dataclasses
+import importlib.resources
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec import models
+from jaxspec.decode import Decoder, NoDraft, fused
+from jaxspec.language_model import LanguageModel
+from jaxspec.providers import Softmax
+from jaxspec.score import TreeAttention
+from jaxspec.verify import RULES
+
+PLAIN = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """One way of decoding.
+
+    Attributes:
+      group: what was decoded.
+      name: how.
+      tokens_per_call: new tokens per target call, over all runs.
+      tokens_per_second: median over runs.
+      ratio: median over pairs of this one's speed over that of the fused plain loop.
+    """
+
+    group: str
+    name: str
+    tokens_per_call: float
+    tokens_per_second: float
+    ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one run decodes.
+
+    Attributes:
+      prompt: token ids.
+      key: of its draws.
+      options: of `FusedDecoder.start`.
+    """
+
+    prompt: Sequence[int]
+    key: jax.Array
+    options: Mapping[str, Any]
+
+
+def measure_pair(*, repeats: int, new_tokens: int, temperature: float, seed: int) -> list[Speed]:
+    """Decode held-out lines with the shipped pair by every drafter, and plainly on the host.
+
+    Args:
+      repeats: prompts, each a pair of runs for every drafter.
+      new_tokens: characters of a run.
+      temperature: of all runs.
+      seed: of all draws.
+    """
+    target, draft = models.shipped_models()
+    ngram, _ = models.shipped_pair()
+    assert target.tokenizer is not None
+    text = models.split_text(models.shipped_text(), held_out=True)
+    lines = [line + "\n" for line in text.splitlines()[1:] if 30 <= len(line) <= 60]
+    keys = jax.random.split(jax.random.key(seed), repeats)
+    requests = [
+        Request(
+            target.tokenizer.encode(line),
+            key,
+            {"new_tokens": new_tokens, "temperature": temperature},
+        )
+        for line, key in zip(lines[::7], keys, strict=False)
+    ]
+    drafters: dict[str, fused.FusedDrafter] = {
+        "path of 4, draft network": fused.model_path(draft, 4),
+        "block of 4, draft network": fused.model_path(draft, 4, RULES["block"]),
+        "top-k tree (2, 2, 1, 1)": fused.ModelTree(draft, (2, 2, 1, 1), RULES["point_mass"]),
+        "best-first tree of 16": fused.BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
+        "path of 4, 5-gram": fused.NGramTree(ngram, (1,) * 4),
+        "tree (2, 2, 1, 1), 5-gram": fused.NGramTree(ngram, (2, 2, 1, 1)),
+        "lookup": fused.Lookup({16: 15, 10: 8, 6: 4}),
+    }
+    length = max(len(each.prompt) for each in requests) + new_tokens
+    host = _host_plain(target, length, temperature)
+    return _measure("shipped pair", target, drafters, requests, length, {"plain, host loop": host})
+
+
+def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
+    """Decode the prompts of `prompts.json` greedily with SmolLM2, plainly and by lookup.
+
+    Args:
+      repeats: pairs of runs for each prompt.
+      new_tokens: tokens of a run at most.
+
+    Raises:
+      ImportError: SmolLM2 is not installed.
+    """
+    target = models.load_smollm2()
+    assert target.tokenizer is not None
+    stored = importlib.resources.files("jaxspec.bench") / "prompts.json"
+    speeds = []
+    for prompt in json.loads(stored.read_text(encoding="utf-8"))["prompts"]:
+        text = prompt["text"]
+        text = models.chat_prompt(text) if prompt["form"] == "chat" else text
+        request = Request(
+            target.tokenizer.encode(text),
+            jax.random.key(0),
+            {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": (2,)},
+        )
+        speeds += _measure(
+            f"SmolLM2, {prompt['id']}",
+            target,
+            {"lookup": fused.Lookup()},
+            [request] * repeats,
+            512,
+            {},
+        )
+    return speeds
+
+
+def _measure(
+    group: str,
+    target: LanguageModel,
+    drafters: Mapping[str, fused.FusedDrafter],
+    requests: Sequence[Request],
+    length: int,
+    others: Mapping[str, Callable[[Request], tuple[float, int, int]]],
+) -> list[Speed]:
+    """Run every request by every drafter in turn, each paired with the plain loop."""
+    ways = {PLAIN: _fused(target, fused.Plain(), length)}
+    ways |= {name: _fused(target, drafter, length) for name, drafter in drafters.items()}
+    ways |= others
+    found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
+    for run in ways.values():
+        run(requests[0])  # compile
+    for request in requests:
+        for name, run in ways.items():
+            found[name].append(run(request))
+    speeds = {
+        name: np.array([tokens / seconds for seconds, tokens, _ in runs])
+        for name, runs in found.items()
+    }
+    return [
+        Speed(
+            group=group,
+            name=name,
+            tokens_per_call=sum(run[1] for run in runs) / sum(run[2] for run in runs),
+            tokens_per_second=float(np.median(speeds[name])),
+            ratio=float(np.median(speeds[name] / speeds[PLAIN])),
+        )
+        for name, runs in found.items()
+    ]
+
+
+def _fused(
+    target: LanguageModel, drafter: fused.FusedDrafter, length: int
+) -> Callable[[Request], tuple[float, int, int]]:
+    """Return a run of the compiled loop: (seconds of its rounds, new tokens, target calls)."""
+    decoder = fused.FusedDecoder(target, drafter, max_length=length)
+
+    def run(request: Request) -> tuple[float, int, int]:
+        state = decoder.start([request.prompt], request.key, **request.options)
+        state = jax.block_until_ready(decoder.advance(state, max_rounds=0))
+        start = time.perf_counter()
+        state = jax.block_until_ready(decoder.advance(state))
+        seconds = time.perf_counter() - start
+        (text,) = fused.texts_of(state)
+        return seconds, len(text.new_tokens), text.rounds
+
+    return run
+
+
+def _host_plain(
+    target: LanguageModel, length: int, temperature: float
+) -> Callable[[Request], tuple[float, int, int]]:
+    """Return a run of the host loop, with a cache and one compiled forward for each token."""
+    attention = TreeAttention(target, slots=length, transform=Softmax(temperature), chunk=1)
+    provider = attention.provider()
+
+    def run(request: Request) -> tuple[float, int, int]:
+        decoder = Decoder(
+            target=provider,
+            drafter=NoDraft(),
+            new_tokens=request.options["new_tokens"],
+            score=attention,
+        )
+        state, _ = decoder.step(decoder.start(request.prompt, request.key))
+        start = time.perf_counter()
+        state = decoder.resume(state)
+        seconds = time.perf_counter() - start
+        count = len(state.new_tokens) - 1  # the first also read the prompt
+        return seconds, count, count
+
+    return run

@@ -1,0 +1,285 @@
+"""Hugging Face directories: logits that torch computed from them, and what is refused."""
+
+import json
+import math
+import pathlib
+import shutil
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.models.checkpoint import llama3_frequencies, load_config, load_huggingface
+from jaxspec.models.llama import rope_frequencies
+from jaxspec.models.weights import CheckpointError
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+DATA = pathlib.Path(__file__).parent / "data"
+LLAMA = DATA / "llama3_untied_sharded"  # bfloat16, two shards, scaled RoPE, heads of explicit width
+QWEN2 = DATA / "qwen2_tied"  # float32, biases
+
+
+@pytest.fixture
+def llama_copy(tmp_path):
+    return pathlib.Path(shutil.copytree(LLAMA, tmp_path / "llama"))
+
+
+@pytest.fixture
+def qwen2_copy(tmp_path):
+    return pathlib.Path(shutil.copytree(QWEN2, tmp_path / "qwen2"))
+
+
+def edit_config(directory, **fields):
+    """Change fields; those of value `...` are taken out."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+def edit_tensors(directory, edit, file="model.safetensors"):
+    tensors = safetensors.load_file(directory / file)
+    edit(tensors)
+    safetensors.save_file(tensors, directory / file)
+
+
+@pytest.mark.parametrize("directory", [LLAMA, QWEN2], ids=lambda path: path.name)
+def test_logits_are_those_that_transformers_computed(directory):
+    model = load_huggingface(directory)
+    stored = np.load(directory / "reference.npz")
+    places = jnp.arange(len(stored["tokens"]), dtype=jnp.int32)
+    found, _ = jax.jit(model.forward)(
+        model.params,
+        jnp.asarray(stored["tokens"], jnp.int32),
+        places,
+        places[None] <= places[:, None],
+        model.init_cache(len(places)),
+        jnp.int32(0),
+    )
+    np.testing.assert_allclose(found, stored["logits"], atol=1e-3, rtol=0)
+    assert model.name == directory.name
+    assert model.max_context == 64
+    assert model.tokenizer is None
+
+
+def test_bfloat16_weights_are_taken_bit_for_bit_and_widened_exactly():
+    whole, half = (
+        load_huggingface(LLAMA, dtype=dtype).params for dtype in (jnp.float32, jnp.bfloat16)
+    )
+    stored = safetensors.load_file(LLAMA / "model-00002-of-00002.safetensors")
+    np.testing.assert_array_equal(half.norm, stored["model.norm.weight"])
+    for wide, narrow in zip(jax.tree.leaves(whole), jax.tree.leaves(half), strict=True):
+        assert (wide.dtype, narrow.dtype) == (jnp.float32, jnp.bfloat16)
+        np.testing.assert_array_equal(wide, narrow.astype(jnp.float32))
+
+
+def test_networks_do_not_compute_in_float16():
+    with pytest.raises(CheckpointError, match="dtype is float16, must be float32 or bfloat16"):
+        load_huggingface(QWEN2, dtype=jnp.float16)
+
+
+NORM = "model.norm.weight"
+KEY_BIAS = "model.layers.1.self_attn.k_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop(KEY_BIAS), rf"tensor {KEY_BIAS} of shape \(4,\) is missing"),
+        (
+            lambda t: t.update({"model.layers.1.self_attn.o_proj.bias": t[NORM]}),
+            r"takes tensor model.layers.1.self_attn.o_proj.bias \(8,\)",
+        ),
+        (
+            lambda t: t.update({"model.layers.2.mlp.up_proj.weight": t[NORM]}),
+            "takes tensor model.layers.2.mlp.up_proj.weight",
+        ),
+        (
+            lambda t: t.update({NORM: t[NORM][:7].copy()}),
+            rf"tensor {NORM} has shape \(7,\), its config wants \(8,\)",
+        ),
+        (
+            lambda t: t.update({NORM: t[NORM].astype(np.int8)}),
+            rf"tensor {NORM} is stored as int8",
+        ),
+        (
+            lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}),
+            "tie_word_embeddings is true, yet lm_head.weight is not the embedding",
+        ),
+    ],
+    ids=["missing", "bias of the output", "layer too many", "shape", "integers", "not tied"],
+)
+def test_tensors_that_do_not_fit_the_config_are_refused_by_name(qwen2_copy, edit, message):
+    edit_tensors(qwen2_copy, edit)
+    with pytest.raises(CheckpointError, match=message):
+        load_huggingface(qwen2_copy)
+
+
+def test_what_old_and_careful_checkpoints_store_besides_is_no_fault(qwen2_copy):
+    def edit(tensors):
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+
+    edit_tensors(qwen2_copy, edit)
+    found, expected = load_huggingface(qwen2_copy).params, load_huggingface(QWEN2).params
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_shard_that_is_not_there_or_lacks_what_the_index_says_is_refused(llama_copy):
+    shard = llama_copy / "model-00002-of-00002.safetensors"
+    edit_tensors(llama_copy, lambda tensors: tensors.pop(NORM), shard.name)
+    with pytest.raises(CheckpointError, match=f"{shard.name}: tensor {NORM} is missing"):
+        load_huggingface(llama_copy)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=shard.name):
+        load_huggingface(llama_copy)
+
+
+def test_a_file_that_is_cut_short_is_refused_by_name(qwen2_copy):
+    path = qwen2_copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_huggingface(qwen2_copy)
+
+
+def test_weights_in_another_format_are_said_to_be(qwen2_copy):
+    (qwen2_copy / "model.safetensors").rename(qwen2_copy / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor .*index\.json"):
+        load_huggingface(qwen2_copy)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .'GPT2LMHeadModel'."),
+        ({"architectures": ...}, "architectures is None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"sliding_window": 32}, "sliding_window is 32"),
+        (
+            {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768},
+            "window is 4096",
+        ),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is .'bits': 4."),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rope type is 'yarn'"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic"}}, "rope type is 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope type linear needs factor, found None"),
+        ({"hidden_size": ...}, "hidden_size is None, not a whole number"),
+        ({"vocab_size": "24"}, "vocab_size is '24', not a whole number"),
+        (
+            {"num_attention_heads": 3, "head_dim": ...},
+            "8 does not split into num_attention_heads 3",
+        ),
+        ({"num_key_value_heads": 3}, "4 heads do not share 3"),
+        ({"head_dim": 5}, "heads of width 5"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks_for_it(
+    llama_copy, fields, message
+):
+    edit_config(llama_copy, **fields)
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
+        load_config(llama_copy)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 64},
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": False},
+    ],
+)
+def test_a_window_that_is_never_reached_or_not_used_is_no_window(llama_copy, fields):
+    edit_config(llama_copy, **fields)
+    assert load_config(llama_copy).max_context == 64
+
+
+def test_old_and_new_files_spell_the_scaling_of_rope_in_different_places(llama_copy):
+    new = load_config(llama_copy)
+    rope = json.loads((llama_copy / "config.json").read_text())["rope_parameters"]
+    edit_config(
+        llama_copy, rope_parameters=..., rope_theta=rope.pop("rope_theta"), rope_scaling=rope
+    )
+    assert load_config(llama_copy) == new
+
+    edit_config(llama_copy, rope_theta=100.0, rope_scaling={"type": "linear", "factor": 4})
+    linear = load_config(llama_copy).rope_frequencies
+    np.testing.assert_allclose(np.multiply(linear, 4), rope_frequencies(8, 100.0))
+
+
+def test_llama3_leaves_fast_turns_and_slows_slow_ones_by_the_factor():
+    turns = np.array([5.0, 4.0, 2.5, 1.0, 0.2])  # within the old context of 1000 positions
+    old = turns * 2 * math.pi / 1000
+    new = llama3_frequencies(tuple(old), factor=8, low=1, high=4, context=1000)
+    half_way = 0.5 + 0.5 / 8
+    np.testing.assert_allclose(new / old, [1, 1, half_way, 1 / 8, 1 / 8])
+
+
+def test_a_missing_or_broken_config_is_refused_by_name(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.json: not an object"):
+        load_config(tmp_path)
+
+
+@pytest.fixture
+def with_tokenizer(qwen2_copy):
+    """Tokens are the bytes A to T, then a pair, then three that text spells out."""
+    library = pytest.importorskip("tokenizers")
+    pieces = {chr(65 + i): i for i in range(20)} | {"AB": 20}
+    tokenizer = library.Tokenizer(library.models.BPE(pieces, [("A", "B")]))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<start>", "<end>"])
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single="<start> $A", special_tokens=[("<start>", 21)]
+    )
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(qwen2_copy / "tokenizer.json"))
+    return qwen2_copy
+
+
+def test_a_tokenizer_puts_its_start_token_keeps_special_tokens_whole_and_cuts_nothing(
+    with_tokenizer,
+):
+    tokenizer = load_huggingface(with_tokenizer).tokenizer
+    assert tokenizer.encode("CABBAC<end>D") == [21, 2, 20, 1, 0, 2, 22, 3]
+    assert tokenizer.decode(tokenizer.encode("CABBAC<end>D")) == "<start>CABBAC<end>D"
+    assert tokenizer.pieces[19:] == ("T", "AB", "<start>", "<end>")
+
+
+def test_the_tokens_that_end_a_text_are_those_of_the_generation_config_if_it_says(with_tokenizer):
+    def stop_tokens():
+        return load_huggingface(with_tokenizer).tokenizer.stop_tokens
+
+    path = with_tokenizer / "generation_config.json"
+    assert stop_tokens() == (3,)
+    path.write_text(json.dumps({"eos_token_id": [22, 5]}))
+    assert stop_tokens() == (22, 5)
+    path.unlink()
+    assert stop_tokens() == (3,)
+    edit_config(with_tokenizer, eos_token_id=None)
+    assert stop_tokens() == ()
+
+
+def test_a_broken_tokenizer_is_refused_by_name(with_tokenizer):
+    (with_tokenizer / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+        load_huggingface(with_tokenizer)
+
+
+@pytest.mark.parametrize("library", ["safetensors", "tokenizers"])
+def test_a_library_that_is_not_installed_is_named_with_its_extra(
+    with_tokenizer, library, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"{library}: pip install 'jaxspec-decoding\[models\]'"):
+        load_huggingface(with_tokenizer)

@@ -1,0 +1,227 @@
+"""GGUF files written here from a stored network, as converters write them."""
+
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.models.checkpoint import LAYOUT as HUGGINGFACE
+from jaxspec.models.checkpoint import load_config, load_huggingface
+from jaxspec.models.gguf import LAYOUT, load_gguf
+from jaxspec.models.llama import rope_frequencies
+from jaxspec.models.weights import CheckpointError
+
+gguf = pytest.importorskip("gguf")
+safetensors = pytest.importorskip("safetensors.numpy")
+
+STORED = pathlib.Path(__file__).parent / "data" / "llama3_untied_sharded"
+CONFIG = load_config(STORED)
+METADATA = {
+    "llama.embedding_length": 8,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 16,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.key_length": 8,
+    "llama.attention.value_length": 8,
+    "llama.attention.layer_norm_rms_epsilon": 1e-6,
+    "llama.context_length": 64,
+    "llama.rope.freq_base": 500.0,
+    "llama.rope.dimension_count": 8,
+}
+PIECES = [*"ABCĠ12", "AB", "<|im_end|>"]
+TOKENIZER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.token_type": [1] * 7 + [3],
+    "tokenizer.ggml.merges": ["A B"],
+    "tokenizer.ggml.eos_token_id": 7,
+}
+
+
+def neighbours(rows, heads):
+    """Order each head's rows so that the two parts of a pair are neighbours."""
+    width = rows.shape[0] // heads
+    order = [part * width // 2 + pair for pair in range(width // 2) for part in range(2)]
+    return rows.reshape(heads, width, -1)[:, order].reshape(rows.shape)
+
+
+def stored_tensors():
+    stored = {}
+    for shard in STORED.glob("*.safetensors"):
+        stored |= safetensors.load_file(shard)
+    tensors = {}
+    for field, name in LAYOUT.items():
+        for layer in range(CONFIG.layers) if "{layer}" in name else [None]:
+            tensor = stored[HUGGINGFACE[field].format(layer=layer)].astype(np.float32)
+            if field in ("query", "key"):
+                tensor = neighbours(tensor, 4 if field == "query" else 2)
+            tensors[name.format(layer=layer)] = tensor
+    plain = rope_frequencies(8, 500.0)
+    tensors["rope_freqs.weight"] = np.divide(plain, CONFIG.rope_frequencies).astype(np.float32)
+    return tensors
+
+
+def write(path, tensors, metadata, kind="llama", quantised=None):
+    """Write a file; fields of value None are left out, `quantised` tensors as 8-bit blocks."""
+    writer = gguf.GGUFWriter(path, kind)
+    for key, value in metadata.items():
+        match value:
+            case str():
+                writer.add_string(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case list():
+                writer.add_array(key, value)
+    for name, tensor in tensors.items():
+        if name == quantised:
+            q8 = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(tensor, q8), raw_dtype=q8)
+        else:
+            writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_file_gives_the_network_that_it_was_converted_from(tmp_path):
+    path = write(tmp_path / "small.gguf", stored_tensors(), METADATA | TOKENIZER)
+    found, expected = load_gguf(path), load_huggingface(STORED)
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    ours, theirs = found.forward.args[0], expected.forward.args[0]
+    np.testing.assert_allclose(ours.rope_frequencies, theirs.rope_frequencies, rtol=1e-6)
+    for field in (
+        "heads",
+        "kv_heads",
+        "head_width",
+        "is_tied",
+        "has_biases",
+        "max_context",
+        "vocab",
+    ):
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.norm_epsilon == pytest.approx(1e-6)
+    assert found.name == "small"
+
+
+def test_rows_stand_in_the_file_as_neighbouring_pairs():
+    rows = np.arange(8, dtype=np.float32)[:, None]  # two heads of width 4: parts 0 1 and 2 3
+    assert neighbours(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_without_an_output_tensor_the_embedding_is_the_output_layer(tmp_path):
+    tensors = stored_tensors()
+    del tensors["output.weight"]
+    model = load_gguf(write(tmp_path / "tied.gguf", tensors, METADATA), dtype=jnp.bfloat16)
+    assert model.params.head is None
+    assert model.params.embedding.dtype == jnp.bfloat16
+    assert model.tokenizer is None
+
+
+def test_linear_scaling_slows_every_turn(tmp_path):
+    tensors = stored_tensors()
+    del tensors["rope_freqs.weight"]
+    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    config = load_gguf(write(tmp_path / "a.gguf", tensors, METADATA | scaling)).forward.args[0]
+    np.testing.assert_allclose(np.multiply(config.rope_frequencies, 4), rope_frequencies(8, 500.0))
+
+
+def test_quantised_weights_are_expanded(tmp_path):
+    rng = np.random.default_rng(0)
+    wide = METADATA | {"llama.feed_forward_length": 32}
+    tensors = stored_tensors()
+    for layer in range(2):
+        tensors[f"blk.{layer}.ffn_gate.weight"] = np.ones((32, 8), np.float32)
+        tensors[f"blk.{layer}.ffn_up.weight"] = np.ones((32, 8), np.float32)
+        tensors[f"blk.{layer}.ffn_down.weight"] = rng.normal(size=(8, 32)).astype(np.float32)
+    name = "blk.1.ffn_down.weight"
+    model = load_gguf(write(tmp_path / "q8.gguf", tensors, wide, quantised=name))
+    found = model.params.layers[1].down
+    assert 0 < np.abs(found - tensors[name]).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.expert_count": 8}, "llama.expert_count is 8; this package has 0"),
+        ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count is 4; this package has 8"),
+        ({"llama.attention.value_length": 4}, "llama.attention.value_length is 4"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is 'yarn'"),
+        ({"llama.attention.head_count_kv": [2, 4]}, r"head_count_kv is \[2, 4\], not a number"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads do not share 3"),
+        ({"llama.block_count": None}, "llama.block_count is None, not a number"),
+        ({"llama.block_count": 1}, "takes tensor blk.1.attn_norm.weight"),
+        ({"llama.block_count": 3}, "tensor blk.2.attn_norm.weight of shape"),
+        ({"llama.attention.key_length": 4}, "this package has 4"),
+    ],
+)
+def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks(
+    tmp_path, metadata, message
+):
+    path = write(tmp_path / "odd.gguf", stored_tensors(), METADATA | metadata)
+    with pytest.raises(CheckpointError, match=rf"odd\.gguf.*{message}"):
+        load_gguf(path)
+
+
+def test_another_architecture_and_a_file_that_is_none_are_refused_by_name(tmp_path):
+    path = write(tmp_path / "bloom.gguf", stored_tensors(), METADATA, kind="bloom")
+    with pytest.raises(CheckpointError, match=r"general\.architecture is 'bloom'"):
+        load_gguf(path)
+    path.write_bytes(b"not this")
+    with pytest.raises(CheckpointError, match=r"bloom\.gguf: not a GGUF file"):
+        load_gguf(path)
+    with pytest.raises(CheckpointError, match=r"none\.gguf: not a GGUF file"):
+        load_gguf(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("blk.0.attn_q.weight", (24, 8)), ("blk.1.attn_k.weight", (15, 8))]
+)
+def test_queries_and_keys_of_a_wrong_shape_are_refused_by_name(tmp_path, name, shape):
+    tensors = stored_tensors() | {name: np.zeros(shape, np.float32)}
+    path = write(tmp_path / "odd.gguf", tensors, METADATA)
+    with pytest.raises(CheckpointError, match=rf"{name} has shape \({shape[0]}, 8\)"):
+        load_gguf(path)
+
+
+def test_text_is_cut_as_the_file_says_with_special_tokens_whole(tmp_path):
+    def tokenizer(**changes):
+        return load_gguf(
+            write(tmp_path / "t.gguf", stored_tensors(), METADATA | TOKENIZER | changes)
+        ).tokenizer
+
+    ours = tokenizer()
+    assert ours.encode("ABBA 12<|im_end|>") == [6, 1, 0, 3, 4, 5, 7]
+    assert ours.decode([6, 1, 0, 3, 4, 5, 7]) == "ABBA 12<|im_end|>"
+    assert list(ours.pieces) == PIECES
+    assert ours.stop_tokens == (7,)
+    assert tokenizer(**{"tokenizer.ggml.pre": "qwen2"}) is None
+    assert tokenizer(**{"tokenizer.ggml.model": "llama"}) is None
+    with pytest.raises(CheckpointError, match="not a pair encoding"):
+        tokenizer(**{"tokenizer.ggml.merges": ["B Z"]})
+    with pytest.raises(CheckpointError, match="pieces repeat"):
+        tokenizer(**{"tokenizer.ggml.tokens": [*PIECES[:-1], "A"]})
+
+
+def test_digits_stand_alone_only_where_the_file_says_so(tmp_path):
+    pieces = ["1", "2", "12"]
+    metadata = TOKENIZER | {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.merges": ["1 2"]}
+    metadata |= {"tokenizer.ggml.token_type": [1, 1, 1]}
+    for cut, expected in (("smollm", [0, 1]), ("gpt-2", [2])):
+        path = tmp_path / f"{cut}.gguf"
+        write(path, stored_tensors(), METADATA | metadata | {"tokenizer.ggml.pre": cut})
+        assert load_gguf(path).tokenizer.encode("12") == expected
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match=r"gguf: pip install 'jaxspec-decoding\[models\]'"):
+        load_gguf(tmp_path / "any.gguf")

@@ -1,0 +1,287 @@
+"""The network's cache: blocks, roll-back, trees, moved slots. `test_checkpoint.py` has its logits."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.models.llama import (
+    LlamaConfig,
+    init_llama,
+    init_llama_cache,
+    keep_slots,
+    llama,
+    llama_forward,
+    rope_frequencies,
+)
+from jaxspec.models.weights import wanted_shapes
+from jaxspec.trees import ancestor_mask, make_tree, node_depths
+
+CONFIG = LlamaConfig(
+    vocab=13,
+    width=16,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_width=6,
+    hidden=24,
+    rope_frequencies=rope_frequencies(6, base=50.0),
+    has_biases=True,
+    is_tied=False,
+)
+SLOTS, WIDTH = 24, 8
+TEXT = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3], np.int32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        if leaf.ndim == 1:
+            return jnp.asarray(rng.normal(1, 0.3, leaf.shape), jnp.float32)
+        return jnp.asarray(rng.normal(0, 2 / leaf.shape[1] ** 0.5, leaf.shape), jnp.float32)
+
+    model = llama(CONFIG, jax.tree.map(draw, shapes(jnp.float32)))
+    return dataclasses.replace(model, forward=jax.jit(model.forward))
+
+
+def shapes(dtype):
+    draw = functools.partial(init_llama, config=CONFIG, dtype=dtype)
+    return jax.eval_shape(draw, jax.random.key(0))
+
+
+def places(at, length):
+    return at + np.arange(length, dtype=np.int32)
+
+
+def text_block(tokens, at):
+    """Return (tokens, positions, mask, at) of a stretch of text at slot `at`."""
+    positions = places(at, len(tokens))
+    mask = np.arange(SLOTS)[None] <= positions[:, None]
+    return np.asarray(tokens, np.int32), positions, mask, np.int32(at)
+
+
+def run(model, cache, tokens, positions, mask, at):
+    logits, cache = model.forward(model.params, tokens, positions, mask, cache, at)
+    return np.asarray(logits), cache
+
+
+def decode(model, text, width, cache=None):
+    """Return the logits after each token of a text, fed `width` at a time from slot 0."""
+    cache = model.init_cache(SLOTS) if cache is None else cache
+    rows = []
+    for at in range(0, len(text), width):
+        logits, cache = run(model, cache, *text_block(text[at : at + width], at))
+        rows.append(logits)
+    return np.concatenate(rows), cache
+
+
+def arrays(cache):
+    return [np.asarray(array) for array in jax.tree.leaves(cache)]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(model):
+    return decode(model, TEXT, 1)
+
+
+def test_a_text_in_blocks_has_the_logits_and_the_cache_of_one_token_at_a_time(model, one_by_one):
+    expected, kept = one_by_one
+    assert np.std(expected) > 0.5
+    found, cache = decode(model, TEXT, WIDTH)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    for mine, other in zip(arrays(cache), arrays(kept), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-4)
+
+
+def test_padding_after_the_text_changes_nothing_and_is_written_over(model, one_by_one):
+    expected, _ = one_by_one
+    padded = np.concatenate([TEXT[:5], [0, 0, 0]])
+    first, cache = run(model, model.init_cache(SLOTS), *text_block(padded, 0))
+    second, _ = run(model, cache, *text_block(TEXT[5:13], 5))
+    np.testing.assert_allclose(np.concatenate([first[:5], second]), expected[:13], atol=1e-4)
+
+
+def test_a_block_written_at_a_smaller_slot_forgets_what_stood_there_bit_for_bit(model):
+    other = np.concatenate([TEXT[:4], [12, 11, 10, 0]])
+    results = []
+    for start in (TEXT[:8], other):
+        _, cache = run(model, model.init_cache(SLOTS), *text_block(start, 0))
+        results.append(run(model, cache, *text_block(TEXT[8:16], 4)))
+    (mine, my_cache), (yours, your_cache) = results
+    np.testing.assert_array_equal(mine, yours)
+    for one, two in zip(arrays(my_cache), arrays(your_cache), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_block_leaves_every_other_slot_as_it_was(model):
+    noise = jax.tree.map(lambda a: np.full_like(a, 7.0), model.init_cache(SLOTS))
+    _, cache = run(model, noise, *text_block(TEXT[:8], 10))
+    for array in arrays(cache):
+        assert (array[:, :10] == 7.0).all()
+        assert (array[:, 18:] == 7.0).all()
+        assert (array[:, 10:18] != 7.0).all()
+
+
+def test_a_token_that_sees_nothing_has_finite_logits(model):
+    tokens, positions, mask, at = text_block(TEXT[:8], 0)
+    mask[5] = False
+    logits, _ = run(model, model.init_cache(SLOTS), tokens, positions, mask, at)
+    assert np.isfinite(logits).all()
+
+
+AT = 6
+"""Where the tree's root stands: TEXT[:7] is committed, and its last token is the root."""
+TREE = make_tree([-1, 5, 7, 2, 5, 5, 9], [-1, 0, 0, 1, 1, 2, 3], max_nodes=WIDTH)
+#   root - 5 - 2 - 9
+#        |   ` 5
+#        ` 7 - 5
+
+
+def tree_block(positions=None):
+    tokens = np.maximum(TREE.tokens, 0)
+    tokens[0] = TEXT[AT]
+    mask = np.zeros((WIDTH, SLOTS), bool)
+    mask[:, :AT] = True
+    mask[:, AT : AT + WIDTH] = ancestor_mask(TREE)
+    positions = AT + np.asarray(node_depths(TREE)) if positions is None else positions
+    return tokens, positions, mask, np.int32(AT)
+
+
+def path_to(node):
+    path = [node]
+    while path[0]:
+        path.insert(0, int(TREE.parents[path[0]]))
+    return path
+
+
+def tokens_of(path):
+    return [TEXT[AT], *(int(TREE.tokens[node]) for node in path[1:])]
+
+
+@pytest.fixture(scope="module")
+def committed(model):
+    return run(model, model.init_cache(SLOTS), *text_block(TEXT[:8], 0))[1]
+
+
+@pytest.fixture(scope="module")
+def after_tree(model, committed):
+    return run(model, committed, *tree_block())
+
+
+def test_each_node_of_a_tree_has_the_logits_of_its_own_path(model, committed, after_tree):
+    logits, _ = after_tree
+    for node in range(7):
+        path = path_to(node)
+        alone = np.resize(tokens_of(path), WIDTH)  # the rest is padding
+        expected, _ = run(model, committed, *text_block(alone, AT))
+        np.testing.assert_allclose(logits[path], expected[: len(path)], atol=1e-4)
+
+
+def test_a_tree_with_flat_positions_or_causal_mask_would_be_seen(model, committed, after_tree):
+    logits, _ = after_tree
+    flat, _ = run(model, committed, *tree_block(places(AT, WIDTH)))
+    tokens, positions, _, at = tree_block()
+    causal = np.arange(SLOTS)[None] <= places(AT, WIDTH)[:, None]
+    wrong, _ = run(model, committed, tokens, positions, causal, at)
+    for other in (flat, wrong):
+        assert np.abs(other - logits)[:7].max() > 0.1
+
+
+def test_text_goes_on_from_the_kept_nodes_as_if_they_had_been_written_alone(model, after_tree):
+    _, cache = after_tree
+    path = path_to(6)
+    kept = jax.jit(model.keep)(cache, np.int32(AT), np.array([*path, -1], np.int32))
+    end = AT + len(path)
+    found, _ = run(model, kept, *text_block(TEXT[8:16], end))
+    text = [*TEXT[:AT], *tokens_of(path), *TEXT[8:16]]
+    expected, _ = decode(model, text[:16], WIDTH)
+    np.testing.assert_allclose(found[: 16 - end], expected[end:], atol=1e-4)
+
+
+def test_kept_slots_are_moved_exactly_ragged_and_nothing_behind_the_front_is_touched():
+    rng = np.random.default_rng(0)
+    batch = jax.tree.map(
+        lambda a: rng.normal(size=(4, *a.shape)).astype(jnp.bfloat16),
+        init_llama_cache(CONFIG, jnp.bfloat16, SLOTS),
+    )
+    at = [0, 3, SLOTS - 8, 10]
+    paths = [[0, 2, 5, 7], [0, 1, 2, 3], [0, 3, -1, -1], [0, -1, -1, -1]]
+    keep = jax.jit(jax.vmap(keep_slots))
+    kept = keep(batch, np.array(at, np.int32), np.array(paths, np.int32))
+    for new, old in zip(arrays(kept), arrays(batch), strict=True):
+        for row, (start, path) in enumerate(zip(at, paths, strict=True)):
+            for i, node in enumerate(path):
+                if node >= 0:
+                    np.testing.assert_array_equal(new[row, :, start + i], old[row, :, start + node])
+            np.testing.assert_array_equal(new[row, :, :start], old[row, :, :start])
+            np.testing.assert_array_equal(new[row, :, start + 4 :], old[row, :, start + 4 :])
+
+
+def test_a_batch_of_ragged_blocks_is_each_sequence_alone(model):
+    starts = [0, 4, 9]
+    rng = np.random.default_rng(0)
+    noise = jax.tree.map(
+        lambda a: rng.normal(size=(3, *a.shape)).astype(np.float32), model.init_cache(SLOTS)
+    )
+    blocks = [text_block(np.resize(TEXT[at:], WIDTH), at) for at in starts]
+    together = jax.jit(jax.vmap(model.forward, in_axes=(None, 0, 0, 0, 0, 0)))
+    tokens, positions, mask, at = (np.stack(parts) for parts in zip(*blocks, strict=True))
+    logits, caches = together(model.params, tokens, positions, mask, noise, at)
+    for row, block in enumerate(blocks):
+        alone, cache = run(model, jax.tree.map(lambda a, row=row: a[row], noise), *block)
+        np.testing.assert_allclose(logits[row], alone, atol=1e-4)
+        for mine, other in zip(arrays(caches), arrays(cache), strict=True):
+            np.testing.assert_allclose(mine[row], other, atol=1e-4)
+
+
+def products(jaxpr):
+    """Yield the dtypes that every product of a program, however deep in it, multiplies."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield {variable.aval.dtype.name for variable in equation.invars}
+        for inner in equation.params.values():
+            if hasattr(inner, "jaxpr"):
+                yield from products(inner.jaxpr)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_network_multiplies_and_caches_in_the_dtype_of_its_weights(dtype):
+    model = llama(CONFIG, shapes(dtype))
+    cache = jax.eval_shape(lambda: model.init_cache(SLOTS))
+    tokens, positions, mask, at = text_block(TEXT[:8], 0)
+    program, (logits, after) = jax.make_jaxpr(
+        functools.partial(llama_forward, CONFIG), return_shape=True
+    )(model.params, tokens, positions, mask, cache, at)
+    found = list(products(program.jaxpr))
+    assert len(found) == CONFIG.layers * 9 + 1
+    assert all(names == {jnp.dtype(dtype).name} for names in found)
+    assert {array.dtype for array in jax.tree.leaves((cache, after))} == {jnp.dtype(dtype)}
+    assert logits.dtype == jnp.float32
+
+
+def test_drawn_weights_are_those_that_a_checkpoint_must_have():
+    whole, of_layer = wanted_shapes(CONFIG)
+    drawn = shapes(jnp.float32)
+    assert {name: getattr(drawn, name).shape for name in whole} == whole
+    assert len(drawn.layers) == CONFIG.layers
+    for layer in drawn.layers:
+        assert {name: getattr(layer, name).shape for name in of_layer} == of_layer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_heads": 3}, "4 heads do not share 3 heads of keys evenly"),
+        ({"head_width": 8}, "heads of width 8 need half as many rope_frequencies, not 3"),
+        ({"layers": 0}, "every size must be at least 1"),
+        ({"vocab": 0}, "every size must be at least 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_each_other_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)

@@ -1,0 +1,99 @@
+"""The trained pair that comes with the package: what it weighs, and what it is worth."""
+
+import importlib.resources
+import json
+import sys
+
+import jax
+import pytest
+
+from jaxspec.language_model import Tokenizer, assert_same_tokens
+from jaxspec.models import encode, shipped_pair, shipped_text, split_text
+from jaxspec.models.checkpoint import load_huggingface
+from jaxspec.models.figures import agreement, alpha, bits, ngram_rows, text_rows
+from jaxspec.models.pair import CharacterTokenizer, shipped_models
+from jaxspec.models.text import TextError
+
+DATA = importlib.resources.files("jaxspec.models") / "data" / "pair"
+VERSE = "In the beginning God created the heaven and the earth.\nAnd the earth"
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Tokens of the first half of a held-out block."""
+    return encode(split_text(shipped_text(), held_out=True)[:4097], shipped_pair()[0].alphabet)
+
+
+@pytest.fixture(scope="module")
+def rows(text):
+    """What target and draft say to it."""
+    return tuple(text_rows(model, text, 256) for model in shipped_models())
+
+
+def test_the_pair_weighs_less_than_4_500_000_bytes():
+    files = [
+        DATA / which / name
+        for which in ("target", "draft")
+        for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
+    ]
+    assert sum(len(file.read_bytes()) for file in files) < 4_500_000
+
+
+def test_target_and_draft_speak_of_the_characters_of_the_shipped_text():
+    target, draft = shipped_models()
+    assert shipped_models()[0] is target
+    assert_same_tokens(target, draft)
+    for model in (target, draft):
+        assert "".join(model.tokenizer.pieces) == shipped_pair()[0].alphabet
+        assert model.vocab == 73
+        assert model.max_context == 256
+
+
+def test_the_target_knows_its_text_better_than_a_6_gram(rows, text):
+    assert bits(rows[0], text) < bits(ngram_rows(shipped_pair(6, 6)[0], text), text) - 0.15
+
+
+def test_the_target_keeps_six_of_seven_tokens_of_the_draft(rows):
+    assert alpha(*rows) > 6 / 7
+    assert agreement(*rows) > 0.84
+
+
+def test_the_pair_needs_no_library_and_is_what_the_libraries_read(monkeypatch):
+    for name in ("safetensors", "tokenizers"):
+        pytest.importorskip(name, reason="the extra models is not installed")
+    read = [load_huggingface(str(DATA / which)) for which in ("target", "draft")]
+    for name in ("safetensors", "tokenizers", "optax"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for ours, theirs in zip(shipped_models.__wrapped__(), read, strict=True):
+        assert jax.tree.all(
+            jax.tree.map(lambda a, b: bool((a == b).all()), ours.params, theirs.params)
+        )
+        assert_same_tokens(ours, theirs)
+
+
+def test_characters_are_tokens():
+    tokenizer: Tokenizer = shipped_models()[0].tokenizer
+    assert tokenizer.decode(tokenizer.encode(VERSE)) == VERSE
+    assert tokenizer.encode("") == []
+    assert tokenizer.decode([]) == ""
+    with pytest.raises(TextError, match="'é'"):
+        tokenizer.encode("Noé")
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_the_tokenizer_file_gives_the_same_ids(which):
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra models is not installed")
+    read = tokenizers.Tokenizer.from_str((DATA / which / "tokenizer.json").read_text())
+    ours = CharacterTokenizer(shipped_pair()[0].alphabet)
+    assert read.encode(VERSE).ids == ours.encode(VERSE)
+    assert read.decode(read.encode(VERSE).ids) == VERSE
+
+
+def test_the_card_has_the_figures_of_these_weights(rows, text):
+    card = (DATA / "README.md").read_text(encoding="utf-8")
+    figures = json.loads(card.split("```json")[1].split("```")[0])
+    # Of all of the held-out text; here, a fiftieth of it.
+    for row, which in zip(rows, ("target", "draft"), strict=True):
+        assert bits(row, text) == pytest.approx(figures["bits"][which], abs=0.15)
+    assert alpha(*rows) == pytest.approx(figures["alpha"]["draft"], abs=0.03)
+    assert figures["bits"]["target"] < min(figures["bits"][f"{n}-gram"] for n in (3, 4, 5, 6))

@@ -1,0 +1,127 @@
+"""The protocol's records: what they refuse, and with which words."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from jaxspec.language_model import (
+    CacheError,
+    LanguageModel,
+    Tokenizer,
+    TokensDifferError,
+    assert_same_tokens,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    pieces: Sequence[str]
+
+    def encode(self, text: str) -> list[int]:
+        return [self.pieces.index(letter) for letter in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self.pieces[token] for token in tokens)
+
+
+def never(*arguments: Any) -> Any:
+    raise AssertionError("no network is run here")
+
+
+def named(name: str, vocab: int = 3, **options: Any) -> LanguageModel:
+    given: dict[str, Any] = {"keep": never, "takes_trees": True, **options}
+    return LanguageModel(
+        name=name, vocab=vocab, params=None, forward=never, init_cache=never, **given
+    )
+
+
+ABC: Tokenizer = Letters("abc")
+
+
+def test_an_empty_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="tiny: vocab is 0, must be at least 1"):
+        named("tiny", vocab=0)
+
+
+def test_a_tokenizer_may_have_fewer_tokens_than_the_vocabulary_and_not_more() -> None:
+    assert named("padded", vocab=4, tokenizer=ABC).tokenizer is ABC
+    message = "small: its tokenizer has 3 tokens, more than its vocabulary of 2"
+    with pytest.raises(ValueError, match=message):
+        named("small", vocab=2, tokenizer=ABC)
+
+
+def test_a_network_is_known_by_itself_and_cannot_be_changed() -> None:
+    one, other = named("same"), named("same")
+    assert one != other
+    assert len({one, other, one}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.vocab = 4  # type: ignore[misc]
+
+
+def test_a_cache_that_cannot_roll_back_is_refused_by_name() -> None:
+    named("fine").assert_rolls_back()
+    with pytest.raises(
+        CacheError, match="ring: its cache cannot roll back, so tokens that were not"
+    ):
+        named("ring", rolls_back=False).assert_rolls_back()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"takes_trees": False}, "paths takes no mask, so it verifies paths only: propose a path"),
+        ({"takes_trees": False, "keep": None}, "paths takes no mask"),
+        ({"keep": None}, "paths has a cache whose slots cannot move, so it verifies paths only"),
+    ],
+)
+def test_trees_are_refused_by_a_network_that_takes_none(options: dict[str, Any], why: str) -> None:
+    named("fine").assert_takes_trees()
+    with pytest.raises(CacheError, match=why):
+        named("paths", **options).assert_takes_trees()
+
+
+def test_models_of_one_vocabulary_and_equal_or_unknown_tokens_go_together() -> None:
+    for target, draft in (
+        (named("t"), named("d")),
+        (named("t", tokenizer=ABC), named("d")),
+        (named("t"), named("d", tokenizer=Letters("xyz"))),
+        (named("t", tokenizer=ABC), named("d", tokenizer=Letters(("a", "b", "c")))),
+        (named("t", 5, tokenizer=ABC), named("d", 5, tokenizer=ABC)),
+    ):
+        assert_same_tokens(target, draft)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "how"),
+    [
+        (
+            lambda: named("big", 4),
+            lambda: named("small", 3),
+            "target big has a vocabulary of 4, draft small one of 3: they must be the same tokens",
+        ),
+        (
+            lambda: named("big", 4, tokenizer=ABC),
+            lambda: named("small", 4, tokenizer=Letters("ab")),
+            "the tokenizer of target big has 3 tokens, that of draft small 2",
+        ),
+        (
+            lambda: named("big", tokenizer=ABC),
+            lambda: named("small", tokenizer=Letters("axx")),
+            "token 1 is 'b' to target big, 'x' to draft small: their tokenizers differ",
+        ),
+    ],
+)
+def test_models_of_other_tokens_are_refused_and_it_is_said_how(
+    target: Callable[[], LanguageModel], draft: Callable[[], LanguageModel], how: str
+) -> None:
+    with pytest.raises(TokensDifferError, match=how):
+        assert_same_tokens(target(), draft())
+
+
+def test_the_errors_are_value_errors() -> None:
+    assert issubclass(CacheError, ValueError)
+    assert issubclass(TokensDifferError, ValueError)

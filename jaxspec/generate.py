@@ -5,7 +5,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -143,17 +143,10 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
         "stop_tokens": getattr(tokenizer, "stop_tokens", ()),
     }
     key = jax.random.key(args.seed)
-    before, after = MARKS[marks_for(args.marks, out)]
+    marks = MARKS[marks_for(args.marks, out)]
     out.write(args.prompt)
     out.flush()
-    pieces = pieces_of(tokenizer)
-
-    def show(text: fused.FusedText) -> None:
-        for source, piece in pieces(text):
-            is_drafted = source == fused.Source.DRAFT
-            out.write(f"{before}{piece}{after}" if is_drafted and piece else piece)
-        out.flush()
-
+    show = writer_of(tokenizer, marks, out)
     timed = decode(decoder, prompt, key, show, options)
     plain = timed
     if not isinstance(drafter, fused.Plain):
@@ -258,27 +251,36 @@ def decode(
         seconds += time.perf_counter() - start
 
 
-def pieces_of(
-    tokenizer: Tokenizer,
-) -> Callable[[fused.FusedText], Iterator[tuple[fused.Source, str]]]:
-    """Make a function that yields what is new of a text, token by token.
+def writer_of(
+    tokenizer: Tokenizer, marks: tuple[str, str], out: TextIO
+) -> Callable[[fused.FusedText], None]:
+    """Make a function that writes what is new of a text, drafted stretches between marks.
 
     A token may be a part of a character: its text is then held back until the rest is there.
     """
     shown = 0
     written = ""
 
-    def pieces(text: fused.FusedText) -> Iterator[tuple[fused.Source, str]]:
+    def write(text: fused.FusedText) -> None:
         nonlocal shown, written
-        new = text.new_tokens
+        new, sources = text.new_tokens, text.sources[text.prompt_length :]
+        is_marked = False
         for place in range(shown, len(new)):
             whole = tokenizer.decode(new[: place + 1])
-            piece = "" if whole.endswith("\ufffd") else whole[len(written) :]
-            written += piece
-            yield text.sources[text.prompt_length + place], piece
+            if whole.endswith("\ufffd"):
+                continue
+            is_drafted = sources[place] == fused.Source.DRAFT
+            if is_drafted != is_marked:
+                out.write(marks[0] if is_drafted else marks[1])
+                is_marked = is_drafted
+            out.write(whole[len(written) :])
+            written = whole
+        if is_marked:
+            out.write(marks[1])
+        out.flush()
         shown = len(new)
 
-    return pieces
+    return write
 
 
 def marks_for(wanted: str, out: TextIO) -> str:

@@ -93,7 +93,7 @@ def test_at_temperature_zero_the_text_is_that_of_plain_greedy_decoding(name: str
 
 @each_drafter
 def test_text_and_counts_are_those_of_rows_made_by_hand(name: str) -> None:
-    for seed in range(3):
+    for seed in range(2):
         ours, by_hand = (
             decoder.run(PROMPT, jax.random.key(seed)) for decoder in decoders(name, 1.0)
         )

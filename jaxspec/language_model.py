@@ -47,7 +47,7 @@ class Forward(Protocol):
 
         Args:
           params: the network's parameters.
-          tokens: int32 [L].
+          tokens: int32 [L], all in [0, V); padding is shown as token 0.
           positions: int32 [L], place in the text of each token.
           mask: bool [L, S], the slots that each token sees, its own among them.
           cache: as `init_cache` made it or an earlier call left it.

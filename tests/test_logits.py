@@ -161,3 +161,99 @@ def test_a_large_row_is_greedy_and_keeps_bad_values_visible_in_every_span() -> N
             for temperature in (np.zeros(1), np.ones(1)):
                 verdict = draw(logits, temperature, np.full((1, 2), 0.5))
                 assert verdict.status == Status.NON_FINITE_ROW
+
+
+def filtered(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """The filtered law, token by token: temperature, top-k, top-p, tokens of equal logit together."""
+    exact = logits.astype(np.float64)
+    weights = np.exp((exact - exact.max()) / temperature)
+    order = np.argsort(-exact, kind="stable")
+    weights[exact < exact[order[min(top_k, len(exact)) - 1]]] = 0
+    law = weights / weights.sum()
+    kept, mass = exact.max(), 0.0
+    for token in order:
+        if mass >= top_p or law[token] == 0:
+            break
+        kept, mass = exact[token], mass + law[token]
+    law[exact < kept] = 0
+    return law / law.sum()
+
+
+TIED = np.array([2.0, 0.5, 2.0, -np.inf, 1.0, 1.0, 1.0, -1.0], np.float32)
+
+
+@jax.jit
+def drawn(
+    final: jax.Array, logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array
+) -> js.Verdict:
+    def one(final: jax.Array) -> js.Verdict:
+        rows = js.Logits(values=logits[None], temperature=temperature, top_k=top_k, top_p=top_p)
+        return js.verify_tree(js.Draws(accept=jnp.zeros(1), final=final), ROOT_ALONE, rows)
+
+    return jax.vmap(one)(final)
+
+
+FINAL = np.stack([np.zeros(BATCH), (np.arange(BATCH) + 0.5) / BATCH], 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, 8, 1.0),
+        (1.0, 1, 1.0),
+        (1.0, 3, 1.0),  # the third of three equal logits: all of them stay
+        (0.7, 8, 0.5),
+        (0.7, 8, 1e-6),
+        (2.0, 4, 0.9),
+        (2.0, 2, 0.99),
+        (1.0, 99, 0.999),
+    ],
+)
+def test_filters_keep_top_k_then_top_p_and_normalise_what_is_left(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    for logits in (TIED, np.random.default_rng(3).normal(0, 2, 8).astype(np.float32)):
+        arguments = (jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
+        verdict = drawn(jnp.asarray(FINAL), jnp.asarray(logits), *arguments)
+        running = np.cumsum(filtered(logits, temperature, top_k, top_p))
+        u = FINAL[:, 1].astype(np.float64)
+        wanted = np.sum(running[None] <= u[:, None], axis=1)
+        is_clear = np.min(np.abs(running[None] - u[:, None]), axis=1) > 1e-6
+        np.testing.assert_array_equal(np.asarray(verdict.tokens)[is_clear, 0], wanted[is_clear])
+        assert is_clear.mean() > 0.95
+        assert not np.asarray(verdict.status).any()
+
+
+def test_filters_leave_greedy_decoding_and_bad_values_as_they_are() -> None:
+    cold = (jnp.float32(0), jnp.int32(2), jnp.float32(0.3))
+    assert (np.asarray(drawn(jnp.asarray(FINAL), jnp.asarray(TIED), *cold).tokens)[:, 0] == 0).all()
+    warm = (jnp.float32(1), jnp.int32(2), jnp.float32(0.3))
+    for bad, status in ((np.nan, Status.NON_FINITE_ROW), (np.inf, Status.NON_FINITE_ROW)):
+        logits = TIED.copy()
+        logits[1] = bad
+        verdict = drawn(jnp.asarray(FINAL), jnp.asarray(logits), *warm)
+        assert (np.asarray(verdict.status) == status).all()
+        assert (np.asarray(verdict.tokens)[:, 0] == -1).all()
+    nothing = drawn(jnp.asarray(FINAL), jnp.full(8, -jnp.inf), *warm)
+    assert (np.asarray(nothing.status) == Status.MASSLESS_ROW).all()
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "message"),
+    [
+        (0, 1.0, "target top_k is 0: it must be at least 1"),
+        (1, 0.0, "target top_p is 0.0"),
+        (1, 1.5, "target top_p is 1.5"),
+        (1, np.nan, "target top_p is nan"),
+    ],
+)
+def test_checked_names_a_filter_that_is_none(top_k: int, top_p: float, message: str) -> None:
+    rows = js.Logits(
+        values=jnp.asarray(TIED)[None],
+        temperature=jnp.float32(1),
+        top_k=jnp.int32(top_k),
+        top_p=jnp.float32(top_p),
+    )
+    draws = js.Draws(accept=jnp.zeros(1), final=jnp.zeros(2))
+    error, _ = js.checked(js.verify_tree)(draws, ROOT_ALONE, rows)
+    assert message in error.get()

@@ -184,3 +184,52 @@ def test_counts_that_are_none_are_refused(first, second, message):
 def test_a_level_or_power_that_is_none_is_refused(level, power):
     with pytest.raises(ValueError, match="0 < level < power < 1"):
         audit.g_test([50, 50], [50, 50], level=level, power=power)
+
+
+def test_the_fit_to_a_law_and_its_correction_are_those_worked_out_by_hand():
+    # Expected 25 and 75. Williams, one sample: q = 1 + (1 / .25 + 1 / .75 - 1) / (6 * 100 * 1).
+    raw = 2 * (35 * math.log(35 / 25) + 65 * math.log(65 / 75))
+    found = audit.fit_test([35, 65], [0.25, 0.75])
+    assert found.statistic == pytest.approx(raw / (1 + (4 + 4 / 3 - 1) / 600), rel=1e-12)
+    assert (found.degrees, found.sizes) == (1, (100, 0))
+
+
+def test_samples_of_the_law_are_rejected_as_often_as_the_level_says():
+    generator = np.random.default_rng(5)
+    law = generator.dirichlet(np.full(30, 0.3))
+    rejected = sum(
+        audit.fit_test(generator.multinomial(2000, law), law).p_value < 0.05 for _ in range(600)
+    )
+    assert 12 <= rejected <= 52  # 30 +- 5.3
+
+
+def test_a_law_off_by_what_is_stated_as_detectable_is_found():
+    generator = np.random.default_rng(6)
+    law = np.full(20, 0.05)
+    size = 20_000
+    least = audit.fit_test(generator.multinomial(size, law), law).detectable
+    other = law + np.where(np.arange(20) < 10, 1, -1) * least / 10
+    found = [audit.fit_test(generator.multinomial(size, other), law) for _ in range(60)]
+    assert sum(each.p_value < 1e-3 for each in found) >= 45  # 54 expected
+
+
+def test_an_outcome_that_the_law_excludes_settles_it():
+    found = audit.fit_test([50, 50, 1], [0.5, 0.5, 0.0])
+    assert (found.p_value, found.statistic) == (0.0, math.inf)
+    assert audit.fit_test([50, 50, 0], [0.5, 0.5, 0.0]).p_value > 0.9
+
+
+@pytest.mark.parametrize(
+    ("counts", "law", "message"),
+    [
+        ([1, 2], [0.5, 0.25, 0.25], "the law must be 2 probabilities"),
+        ([1, 2], [0.5, 0.4], "of mass 1"),
+        ([1, 2], [1.5, -0.5], "the law must be"),
+        ([0, 0], [0.5, 0.5], "not all 0"),
+        ([0.5, 1.5], [0.5, 0.5], "whole numbers"),
+        ([-1, 2], [0.5, 0.5], "whole numbers"),
+    ],
+)
+def test_a_fit_of_what_is_none_is_refused(counts, law, message):
+    with pytest.raises(ValueError, match=message):
+        audit.fit_test(counts, law)

@@ -85,6 +85,10 @@ def measure_pair(*, repeats: int, new_tokens: int, temperature: float, seed: int
     drafters: dict[str, fused.FusedDrafter] = {
         "path of 4, draft network": fused.model_path(draft, 4),
         "block of 4, draft network": fused.model_path(draft, 4, RULES["block"]),
+        "sampled tree (2, 2, 1, 1)": fused.ModelTree(
+            draft, (2, 2, 1, 1), RULES["without_replacement"]
+        ),
+        "top-k path of 4": fused.ModelTree(draft, (1,) * 4, RULES["point_mass"]),
         "top-k tree (2, 2, 1, 1)": fused.ModelTree(draft, (2, 2, 1, 1), RULES["point_mass"]),
         "best-first tree of 16": fused.BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
         "path of 4, 5-gram": fused.NGramTree(ngram, (1,) * 4),

@@ -1,11 +1,63 @@
-"""Strictness, on for every test: no silent broadcasting, no silent promotion, no warnings."""
+"""Strictness, on for every test, and thrift: how a run of all tests keeps its time short.
+
+Strictness: no silent broadcasting, no silent promotion, no warnings.
+
+Thrift: nearly all of the time goes into compilation. What one process has compiled lies on disk for
+the other processes of the run, the workers and those that tests start; `JAX_COMPILATION_CACHE_DIR`
+names a folder that is kept for the next run. Tests that share most of their programs run in one
+worker, and those that take longest start first, so that the workers end together.
+"""
+
+import gc
+import os
+import shutil
+import tempfile
+from typing import Any
 
 import jax
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+TOGETHER = "tests/verify/"
+LONGEST = (TOGETHER, "tests/audit/", "tests/test_notebooks.py", "tests/test_command_line.py")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
+    # One process may find an entry that another has not written to its end: it compiles anew.
+    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # neither the user's nor the controller's
+        folder = tempfile.mkdtemp(prefix="jaxspec-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return [*map(item.nodeid.startswith, LONGEST), True].index(True)
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    # Tracing makes many objects and little garbage.
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+
+
+class Scheduling(LoadFileScheduling):
+    """Hands out tests file by file, but those of one folder all at once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER if nodeid.startswith(TOGETHER) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None

@@ -357,7 +357,9 @@ def test_duplicate_siblings_are_refused_when_the_tree_is_made() -> None:
 # Block verification.
 
 BLOCK, TOKEN = js.RULES["block"], js.RULES["token"]
-THREE_DRAFTED = audit.Capacity(nodes=4, children=1, depth=3, vocab=2)
+# The capacity and batch of the vectors of these rules, so that their compiled programs serve here.
+THREE_DRAFTED = audit.Capacity(nodes=4, children=1, depth=3, vocab=3)
+VECTOR_BATCH = 256
 
 
 def iid(p: Sequence[Any], q: Sequence[Any], length: int) -> audit.Instance:
@@ -370,7 +372,7 @@ def law_of_block(rule: js.Rule, verify: Verify | None = None) -> audit.Law:
     inputs, _ = case("case09_block_verification")
     instance = iid(inputs["p_each_position"], inputs["q_each_position"], inputs["K"])
     played = audit.make_round(rule, instance, capacity=THREE_DRAFTED, verify=verify)
-    return audit.exact_law(rule, instance, played=played, batch=BATCH)
+    return audit.exact_law(rule, instance, played=played, batch=VECTOR_BATCH)
 
 
 def accepted_law(law: audit.Law, length: int, given: np.ndarray | None = None) -> list[float]:
@@ -408,7 +410,7 @@ def test_block_and_token_verification_of_one_hot_drafts_have_one_law(rule: js.Ru
     assert expected["one_hot_equals_token_rule"]
     one_hot = inputs["one_hot"]
     instance = iid(one_hot["p"], one_hot["q"], one_hot["K"])
-    law = audit.exact_law(rule, instance, capacity=THREE_DRAFTED, batch=BATCH)
+    law = audit.exact_law(rule, instance, capacity=THREE_DRAFTED, batch=VECTOR_BATCH)
     assert law.is_proved
     assert np.unique(law.cells.outcomes.drafted[:, 1:], axis=0).tolist() == [one_hot["draft"]]
     assert accepted_law(law, one_hot["K"]) == close(expected["one_hot_accepted_law_0_to_3"])

@@ -18,6 +18,9 @@ POLICY = AdaptiveTreePolicy(
 )
 
 
+VOCAB = 3  # as in the toys of other tests, whose compiled programs serve here; two ever occur
+
+
 class Counted:
     """A model of two tokens whose row depends on the last token; it counts what it is asked."""
 
@@ -25,12 +28,12 @@ class Counted:
         self.queries = self.calls = 0
         self.share = share_of_other
         ask = self.batch if is_batched else self.one
-        self.provider = Provider("counted", 2, ask, is_batched=is_batched)
+        self.provider = Provider("counted", VOCAB, ask, is_batched=is_batched)
 
     def row(self, context) -> list[float]:
         self.queries += 1
         row = [1 - self.share, self.share]
-        return row if context[-1] == 0 else row[::-1]
+        return [*(row if context[-1] == 0 else row[::-1]), 0.0]
 
     def one(self, context):
         self.calls += 1

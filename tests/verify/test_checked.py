@@ -228,8 +228,7 @@ def test_strict_returns_the_verdict_or_raises_at_once() -> None:
 def test_rows_that_start_outside_their_slab_are_named(first: int) -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.int32(first))
-    draws = js.round_draws(jax.random.key(0), 2).verify
-    error, _ = js.checked(js.verify_path)(draws, path, rows)
+    error, _ = check_alone(DRAWS, path, rows, jnp.asarray(False))
     assert f"target rows: first is {first}: 2 rows of the slab start at 0 to 1" in error.get()
 
 

@@ -97,7 +97,8 @@ def measure_pair(*, repeats: int, new_tokens: int, temperature: float, seed: int
     }
     length = max(len(each.prompt) for each in requests) + new_tokens
     host = _host_plain(target, length, temperature)
-    return _measure("shipped pair", target, drafters, requests, length, {"plain, host loop": host})
+    groups = {"shipped pair": requests}
+    return _measure(target, drafters, groups, length, {"plain, host loop": host})
 
 
 def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
@@ -113,8 +114,9 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
     target = models.load_smollm2()
     assert target.tokenizer is not None
     stored = importlib.resources.files("jaxspec.bench") / "prompts.json"
-    speeds = []
-    for prompt in json.loads(stored.read_text(encoding="utf-8"))["prompts"]:
+    prompts = json.loads(stored.read_text(encoding="utf-8"))["prompts"]
+    requests = {}
+    for prompt in prompts:
         text = prompt["text"]
         text = models.chat_prompt(text) if prompt["form"] == "chat" else text
         request = Request(
@@ -122,48 +124,49 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
             jax.random.key(0),
             {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": (2,)},
         )
-        speeds += _measure(
-            f"SmolLM2, {prompt['id']}",
-            target,
-            {"lookup": fused.Lookup()},
-            [request] * repeats,
-            512,
-            {},
-        )
-    return speeds
+        requests[f"SmolLM2, {prompt['id']}"] = [request] * repeats
+    length = new_tokens + max(len(each[0].prompt) for each in requests.values())
+    return _measure(target, {"lookup": fused.Lookup()}, requests, length, {})
 
 
 def _measure(
-    group: str,
     target: LanguageModel,
     drafters: Mapping[str, fused.FusedDrafter],
-    requests: Sequence[Request],
+    requests: Mapping[str, Sequence[Request]],
     length: int,
     others: Mapping[str, Callable[[Request], tuple[float, int, int]]],
 ) -> list[Speed]:
-    """Run every request by every drafter in turn, each paired with the plain loop."""
+    """Run every request of each group by every drafter, each time paired with the plain loop."""
     ways = {PLAIN: _fused(target, fused.Plain(), length)}
     ways |= {name: _fused(target, drafter, length) for name, drafter in drafters.items()}
     ways |= others
-    found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
     for run in ways.values():
-        run(requests[0])  # compile
-    for request in requests:
-        for name, run in ways.items():
-            found[name].append(run(request))
-    speeds = {
-        name: np.array([tokens / seconds for seconds, tokens, _ in runs])
-        for name, runs in found.items()
+        run(next(iter(requests.values()))[0])  # compile
+    found: list[Speed] = []
+    for group, of_group in requests.items():
+        runs: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
+        for request in of_group:
+            for name, run in ways.items():
+                runs[name].append(run(request))
+        found += _speeds(group, runs)
+    return found
+
+
+def _speeds(group: str, runs: Mapping[str, Sequence[tuple[float, int, int]]]) -> list[Speed]:
+    """Sum up the runs (seconds, new tokens, target calls) of each way of decoding."""
+    rates = {
+        name: np.array([tokens / seconds for seconds, tokens, _ in of_way])
+        for name, of_way in runs.items()
     }
     return [
         Speed(
             group=group,
             name=name,
-            tokens_per_call=sum(run[1] for run in runs) / sum(run[2] for run in runs),
-            tokens_per_second=float(np.median(speeds[name])),
-            ratio=float(np.median(speeds[name] / speeds[PLAIN])),
+            tokens_per_call=sum(run[1] for run in of_way) / sum(run[2] for run in of_way),
+            tokens_per_second=float(np.median(rates[name])),
+            ratio=float(np.median(rates[name] / rates[PLAIN])),
         )
-        for name, runs in found.items()
+        for name, of_way in runs.items()
     ]
 
 

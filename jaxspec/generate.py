@@ -144,7 +144,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     }
     key = jax.random.key(args.seed)
     marks = MARKS[marks_for(args.marks, out)]
-    out.write(args.prompt)
+    out.write(args.prompt + ("\n\n" if args.chat else ""))
     out.flush()
     show = writer_of(tokenizer, marks, out)
     timed = decode(decoder, prompt, key, show, options)
@@ -256,7 +256,8 @@ def writer_of(
 ) -> Callable[[fused.FusedText], None]:
     """Make a function that writes what is new of a text, drafted stretches between marks.
 
-    A token may be a part of a character: its text is then held back until the rest is there.
+    A token may be a part of a character: its text is then held back until the rest is there. The
+    stop token that ended a text is not written.
     """
     shown = 0
     written = ""
@@ -264,6 +265,8 @@ def writer_of(
     def write(text: fused.FusedText) -> None:
         nonlocal shown, written
         new, sources = text.new_tokens, text.sources[text.prompt_length :]
+        if text.ending == fused.Ending.STOP:
+            new = new[:-1]
         is_marked = False
         for place in range(shown, len(new)):
             whole = tokenizer.decode(new[: place + 1])

@@ -4,14 +4,18 @@ Strictness: no silent broadcasting, no silent promotion, no warnings.
 
 Thrift: nearly all of the time goes into compilation. What one process has compiled lies on disk for
 the other processes of the run, the workers and those that tests start; `JAX_COMPILATION_CACHE_DIR`
-names a folder that is kept for the next run. Tests that share most of their programs run in one
-worker, and those that take longest start first, so that the workers end together.
+names a folder that is kept for the next run. Machine code is not optimised, which spares half of a
+compilation, but for the command line's proofs, which are those of the programs that users run, and
+for `-m networks`; `JAX_DISABLE_MOST_OPTIMIZATIONS=0` has all optimised. Tests that share most of
+their programs run in one worker, and those that take longest start first, so that the workers end
+together.
 """
 
 import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,6 +25,7 @@ from xdist.scheduler import LoadFileScheduling
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+DEFAULT = "not networks"
 TOGETHER = "tests/verify/"
 LONGEST = (TOGETHER, "tests/audit/", "tests/test_notebooks.py", "tests/test_command_line.py")
 
@@ -36,6 +41,23 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if config.getoption("markexpr") == DEFAULT:
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", is_thrifty())
+
+
+def is_thrifty() -> bool:
+    return os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "0") != "0"
+
+
+@pytest.fixture(scope="module")
+def fully_optimised() -> Iterator[None]:
+    """Compile anew, as users do, what the tests of a module run."""
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", is_thrifty())
+    jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

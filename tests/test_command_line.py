@@ -25,7 +25,7 @@ GRIDS = {"single_path": [2500, 7500], "two_level_tree": [2000, 500, 3000, 4500]}
 
 
 @pytest.fixture(scope="module")
-def audited():
+def audited(fully_optimised):
     told = []
     report = reports.audit_rules(lambda *step: told.append(step))
     return report, told

@@ -71,36 +71,50 @@ def test_bad_arguments_are_named_and_the_exit_status_is_2(change, message, capsy
     assert re.search("generate: error: .*" + message, captured.err)
 
 
+class Bytes:
+    pieces = tuple(chr(n) for n in range(256))
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, tokens):
+        return bytes(tokens).decode(errors="replace")
+
+
+def text_of(tokens, sources, ending=fused.Ending.NONE):
+    return fused.FusedText(
+        tokens=tokens,
+        prompt_length=0,
+        sources=sources,
+        rounds_at=(1,) * len(tokens),
+        ending=ending,
+        status=0,
+        rounds=1,
+        drafted=0,
+        accepted=0,
+    )
+
+
 def test_a_character_that_is_several_tokens_is_written_once_it_is_whole():
-    class Bytes:
-        pieces = tuple(chr(n) for n in range(256))
-
-        def encode(self, text):
-            return list(text.encode())
-
-        def decode(self, tokens):
-            return bytes(tokens).decode(errors="replace")
-
     out = io.StringIO()
     write = generate.writer_of(Bytes(), ("<", ">"), out)
     tokens = tuple("aé€b".encode())
     draft, target = fused.Source.DRAFT, fused.Source.TARGET
     sources = (target, draft, draft, draft, draft, target, target)
     for count in range(len(tokens) + 1):
-        write(
-            fused.FusedText(
-                tokens=tokens[:count],
-                prompt_length=0,
-                sources=sources[:count],
-                rounds_at=(1,) * count,
-                ending=fused.Ending.NONE,
-                status=0,
-                rounds=1,
-                drafted=0,
-                accepted=0,
-            )
-        )
+        write(text_of(tokens[:count], sources[:count]))
     assert out.getvalue().replace("><", "") == "a<é>€b"
+
+
+def test_the_stop_token_that_ended_a_text_is_not_written():
+    out = io.StringIO()
+    write = generate.writer_of(Bytes(), ("<", ">"), out)
+    target, draft = fused.Source.TARGET, fused.Source.DRAFT
+    write(text_of(tuple(b"ab."), (target, draft, draft), fused.Ending.STOP))
+    assert out.getvalue() == "a<b>"
+    write = generate.writer_of(Bytes(), ("<", ">"), out)
+    write(text_of(tuple(b"ab."), (target,) * 3, fused.Ending.BUDGET))
+    assert out.getvalue() == "a<b>ab."
 
 
 def test_marks_are_colours_on_a_terminal_and_brackets_elsewhere(monkeypatch):

@@ -31,10 +31,20 @@ GAP = 1e-3
 
 DRAFTERS = {
     "path": lambda draft: fused.model_path(draft, 4),
+    "path by block": lambda draft: fused.model_path(draft, 4, js.RULES["block"]),
     "top-k tree": lambda draft: fused.ModelTree(draft, (2, 2, 1), js.RULES["point_mass"]),
+    "tree with replacement": lambda draft: fused.ModelTree(
+        draft, (2, 1), js.RULES["with_replacement"]
+    ),
+    "tree without replacement": lambda draft: fused.ModelTree(
+        draft, (2, 1), js.RULES["without_replacement"]
+    ),
+    "traversal": lambda draft: fused.ModelTree(draft, (2, 1), js.RULES["traversal"]),
     "adaptive tree": fused.AdaptiveModelTree,
     "best-first tree": lambda draft: fused.BestFirstTree(draft, max_nodes=10, beam=3, depth=3),
+    "n-gram path": lambda draft: fused.NGramTree(shipped_pair()[0], (1, 1, 1)),
     "n-gram tree": lambda draft: fused.NGramTree(shipped_pair()[0], (2, 1, 1)),
+    "lookup": lambda draft: fused.Lookup({4: 6, 2: 3}),
     "lookup tree": lambda draft: fused.Lookup({4: 6, 2: 3}, matches=2, max_nodes=9),
 }
 

@@ -13,7 +13,13 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def costs(path: pathlib.Path) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.networks,) if path.stem == "03_real_models" else ()
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=costs(path), id=path.stem) for path in NOTEBOOKS]
+)
 def test_a_notebook_runs_and_draws_its_plots(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the notebook machinery are not ours

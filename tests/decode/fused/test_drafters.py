@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,29 +137,39 @@ def test_a_best_first_tree_has_the_most_probable_paths_of_the_draft() -> None:
     nodes, depth = 9, 3
     drafter = fused.BestFirstTree(DRAFT, max_nodes=nodes, beam=VOCAB, depth=depth)
     texts = ([1, 2, 3], [0, 4], [2, 2, 1, 0])
-    decoder = fused.FusedDecoder(DRAFT, drafter, max_length=LENGTH, prefill_width=4)
-    for text in texts:
+    for text, paths in zip(texts, paths_in_the_loop(drafter, texts), strict=True):
         scores = {
             path: sum(log_row((*text, *path[:place]))[token] for place, token in enumerate(path))
             for length in range(1, depth + 1)
             for path in itertools.product(range(VOCAB), repeat=length)
         }
         best = sorted(scores, key=lambda path: -scores[path])[: nodes - 1]
-        paths = paths_in_the_loop(decoder, text)
         assert set(paths) == set(best), text
 
 
-def paths_in_the_loop(decoder: fused.FusedDecoder, text: Sequence[int]) -> list[tuple[int, ...]]:
-    """What a drafter with a network proposes after a text, its cache filled as the loop does."""
+def paths_in_the_loop(
+    drafter: fused.FusedDrafter, texts: Sequence[Sequence[int]]
+) -> list[list[tuple[int, ...]]]:
+    """What a drafter with a network proposes after each text, its cache filled as the loop does."""
     from jaxspec.decode.fused.blocks import Blocks
 
-    drafter = decoder.drafter
     assert drafter.model is not None
     blocks = Blocks(drafter.model, LENGTH, 1)
-    view = view_of([text], drafter.capacity.max_nodes, drafter.first_depth)
-    cache = blocks.prefill(drafter.params, view.tokens, blocks.empty_cache(), jnp.int32(0), 8)
-    draft, _ = drafter.propose(drafter.params, blocks, cache, view)
-    return paths_of(jax.tree.map(lambda x: x[0], draft.proposal.tree))
+
+    @jax.jit
+    def propose(params: Any, view: fused.View) -> js.Tree:
+        cache = blocks.prefill(params, view.tokens, blocks.empty_cache(), jnp.int32(0), 8)
+        draft, _ = drafter.propose(params, blocks, cache, view)
+        return jax.tree.map(lambda x: x[0], draft.proposal.tree)
+
+    return [
+        paths_of(
+            propose(
+                drafter.params, view_of([text], drafter.capacity.max_nodes, drafter.first_depth)
+            )
+        )
+        for text in texts
+    ]
 
 
 @pytest.mark.parametrize(

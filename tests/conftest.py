@@ -5,10 +5,10 @@ Strictness: no silent broadcasting, no silent promotion, no warnings.
 Thrift: nearly all of the time goes into compilation. What one process has compiled lies on disk for
 the other processes of the run, the workers and those that tests start; `JAX_COMPILATION_CACHE_DIR`
 names a folder that is kept for the next run. Machine code is not optimised, which spares half of a
-compilation, but for the command line's proofs, which are those of the programs that users run, and
-for `-m networks`; `JAX_DISABLE_MOST_OPTIMIZATIONS=0` has all optimised. Tests that share most of
-their programs run in one worker, and those that take longest start first, so that the workers end
-together.
+compilation, except where the program is to be the user's (the command line's proofs, what the loop
+compiles to) and for `-m networks`; `JAX_DISABLE_MOST_OPTIMIZATIONS=0` has all optimised. Tests that
+share most of their programs run in one worker, and those that take longest start first, so that the
+workers end together.
 """
 
 import gc

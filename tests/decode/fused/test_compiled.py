@@ -11,6 +11,8 @@ import jaxspec as js
 from jaxspec.decode import fused
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
 
+pytestmark = pytest.mark.usefixtures("fully_optimised")
+
 CONFIG = LlamaConfig(
     vocab=11,
     width=20,

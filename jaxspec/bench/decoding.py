@@ -18,6 +18,7 @@ import numpy as np
 from jaxspec import models
 from jaxspec.decode import Decoder, NoDraft, fused
 from jaxspec.language_model import LanguageModel
+from jaxspec.models.smollm2 import STOP_TOKENS
 from jaxspec.providers import Softmax
 from jaxspec.score import TreeAttention
 from jaxspec.verify import RULES
@@ -122,7 +123,7 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
         request = Request(
             target.tokenizer.encode(text),
             jax.random.key(0),
-            {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": (2,)},
+            {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": STOP_TOKENS},
         )
         requests[f"SmolLM2, {prompt['id']}"] = [request] * repeats
     length = new_tokens + max(len(each[0].prompt) for each in requests.values())

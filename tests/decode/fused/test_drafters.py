@@ -162,14 +162,8 @@ def paths_in_the_loop(
         draft, _ = drafter.propose(params, blocks, cache, view)
         return jax.tree.map(lambda x: x[0], draft.proposal.tree)
 
-    return [
-        paths_of(
-            propose(
-                drafter.params, view_of([text], drafter.capacity.max_nodes, drafter.first_depth)
-            )
-        )
-        for text in texts
-    ]
+    views = [view_of([text], drafter.capacity.max_nodes, drafter.first_depth) for text in texts]
+    return [paths_of(propose(drafter.params, view)) for view in views]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxspec.build import Capacity
 from jaxspec.decode.fused.blocks import Blocks
-from jaxspec.decode.fused.drafters import Draft, View
+from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
 from jaxspec.decode.fused.model_tree import root_logits
 from jaxspec.language_model import Cache, LanguageModel
 from jaxspec.proposals import PointMass
@@ -18,7 +18,7 @@ from jaxspec.verify import RULES, Rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BestFirstTree:
+class BestFirstTree(OfOneDepth):
     """A tree of the nodes whose paths the draft takes for most probable.
 
     At each depth the `beam` most probable nodes are asked about, in one forward, and of each the
@@ -120,11 +120,6 @@ class BestFirstTree:
             asked.append(places)
             seen = jnp.take_along_axis(seen, (best // beam)[:, :, None], axis=1)
         return self._choose(all_scores, all_tokens, all_parents, asked, view), cache
-
-    def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
-        """Return the depth as it was."""
-        del accepted, proposed
-        return depth
 
     def _choose(
         self,

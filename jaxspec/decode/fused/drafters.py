@@ -131,17 +131,21 @@ def is_path(capacity: Capacity) -> bool:
     return capacity.max_children == 1 and capacity.max_depth == capacity.max_nodes - 1
 
 
-class Modelless:
-    """What drafters without a network and of one depth have in common."""
-
-    model = None
-    spare_slots = 0
-    params: Any = ()
+class OfOneDepth:
+    """What drafters that ask for the same depth in each round have in common."""
 
     def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
         """Return the depth as it was."""
         del accepted, proposed
         return depth
+
+
+class Modelless(OfOneDepth):
+    """What drafters without a network have in common."""
+
+    model = None
+    spare_slots = 0
+    params: Any = ()
 
 
 class Plain(Modelless):

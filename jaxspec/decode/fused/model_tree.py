@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.build import Capacity
 from jaxspec.decode.fused.blocks import Blocks
-from jaxspec.decode.fused.drafters import Draft, View
-from jaxspec.decode.fused.shape import Shape
+from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
+from jaxspec.decode.fused.shape import Shaped
 from jaxspec.language_model import Cache, LanguageModel
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, propose
@@ -19,7 +18,7 @@ from jaxspec.verify import RULES, Rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ModelTree:
+class ModelTree(Shaped, OfOneDepth):
     """A tree of the same widths in each round, level by level from a network's rows.
 
     Sampled kinds draw from the network's row at the target's own temperature and filters, with the
@@ -46,26 +45,6 @@ class ModelTree:
             raise ValueError(f"rule {self.rule.name!r} is for paths: all widths must be 1")
         if not shape.is_path:
             self.model.assert_takes_trees()
-
-    @property
-    def shape(self) -> Shape:
-        """Where nodes stand."""
-        return Shape(self.widths_by_depth)
-
-    @property
-    def capacity(self) -> Capacity:
-        """All that the widths ask for."""
-        return self.shape.capacity
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The whole tree, or the root alone."""
-        return (1, self.capacity.max_nodes)
-
-    @property
-    def first_depth(self) -> int:
-        """The number of widths."""
-        return len(self.widths_by_depth)
 
     @property
     def params(self) -> Any:
@@ -113,11 +92,6 @@ class ModelTree:
         if not shape.is_path:
             slots = jnp.tile(jnp.arange(shape.capacity.max_nodes, dtype=jnp.int32), (batch, 1))
         return Draft(proposal=propose(self.rule.proposal, tree, rows), slots=slots), cache
-
-    def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
-        """Return the depth as it was."""
-        del accepted, proposed
-        return depth
 
 
 def model_path(model: LanguageModel, depth: int, rule: Rule = RULES["token"]) -> ModelTree:

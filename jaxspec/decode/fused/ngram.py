@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.build import Capacity
 from jaxspec.checks import record
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
-from jaxspec.decode.fused.shape import Shape
+from jaxspec.decode.fused.shape import Shaped
 from jaxspec.language_model import Cache
 from jaxspec.models import NGram
 from jaxspec.proposals import PointMass
@@ -32,11 +31,11 @@ class Ranking:
     tokens: jax.Array
 
 
-class NGramTree(Modelless):
+class NGramTree(Shaped, Modelless):
     """A path or tree of an n-gram model's most probable tokens, as point masses.
 
     Attributes:
-      shape: candidates below each node, by depth; all ones for a path.
+      widths_by_depth: candidates below each node, by depth; all ones for a path.
       order: of the n-gram model.
     """
 
@@ -51,7 +50,7 @@ class NGramTree(Modelless):
           ValueError: no widths, one of 0, more than there are tokens; a model of order 0, or one of
             more contexts than an int32 numbers.
         """
-        self.shape = Shape(widths)
+        self.widths_by_depth = widths
         self.order = ngram.order
         if ngram.order < 1:
             raise ValueError("an n-gram model of order 0 has counted nothing to draft from")
@@ -68,21 +67,6 @@ class NGramTree(Modelless):
     def rule(self) -> Rule:
         """For point masses."""
         return RULES["point_mass"]
-
-    @property
-    def capacity(self) -> Capacity:
-        """All that the widths ask for."""
-        return self.shape.capacity
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The whole tree, or the root alone."""
-        return (1, self.capacity.max_nodes)
-
-    @property
-    def first_depth(self) -> int:
-        """The number of widths."""
-        return self.shape.depth
 
     def propose(
         self, params: Any, blocks: Blocks | None, cache: Cache, view: View

@@ -79,3 +79,33 @@ class Shape:
             children=jnp.where(whole.children < nodes, whole.children, -1),
             level_sizes=jnp.where(levels <= depth, whole.level_sizes, 0),
         )
+
+
+class Shaped:
+    """What drafters of a tree of fixed widths have in common.
+
+    Attributes:
+      widths_by_depth: candidates below each node, by depth; all ones for a path.
+    """
+
+    widths_by_depth: tuple[int, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Where nodes stand."""
+        return Shape(self.widths_by_depth)
+
+    @property
+    def capacity(self) -> Capacity:
+        """All that the widths ask for."""
+        return self.shape.capacity
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The whole tree, or the root alone."""
+        return (1, self.capacity.max_nodes)
+
+    @property
+    def first_depth(self) -> int:
+        """The number of widths."""
+        return self.shape.depth

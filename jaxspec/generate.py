@@ -13,6 +13,7 @@ import jax
 
 from jaxspec.decode import fused
 from jaxspec.language_model import LanguageModel, Tokenizer
+from jaxspec.terminal import refuse
 
 ROUNDS_AT_A_TIME = 4
 """Rounds between two looks at the text: streaming costs one call of the compiled loop for each."""
@@ -322,5 +323,4 @@ def main(args: argparse.Namespace) -> int:
     try:
         return run(args, sys.stdout)
     except (ImportError, OSError, ValueError) as error:
-        print(f"python -m jaxspec generate: error: {error}", file=sys.stderr)
-        return 2
+        return refuse(str(error), "generate")

@@ -16,10 +16,11 @@ import pytest
 
 import jaxspec as js
 from jaxspec import __main__ as command_line
-from jaxspec import audit, bench, experiments
+from jaxspec import audit, bench, compare, experiments
 from jaxspec.audit import instances_for
 from jaxspec.audit import report as reports
 from jaxspec.models import shipped_text, split_text
+from jaxspec.terminal import Progress
 
 GRIDS = {"single_path": [2500, 7500], "two_level_tree": [2000, 500, 3000, 4500]}
 
@@ -142,7 +143,7 @@ def whole_run(audited):
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(command_line, "audit_rules", lambda progress: audited[0])
-        patch.setattr(command_line, "NEW_TOKENS", 60)
+        patch.setattr(compare, "NEW_TOKENS", 60)
         status = command_line.main([])
     return status, out.getvalue().splitlines()
 
@@ -179,8 +180,8 @@ def test_the_prompt_shown_is_held_out_and_its_continuations_differ(whole_run):
 
 
 def test_acceptance_off_its_mean_makes_the_exit_status_1(with_report, monkeypatch, capsys):
-    monkeypatch.setattr(command_line, "MAX_DEVIATION", 1e-6)
-    monkeypatch.setattr(command_line, "NEW_TOKENS", 30)
+    monkeypatch.setattr(compare, "MAX_DEVIATION", 1e-6)
+    monkeypatch.setattr(compare, "NEW_TOKENS", 30)
     assert command_line.main([]) == 1
     assert "NOT AS EXPECTED" in capsys.readouterr().out.splitlines()[-1]
 
@@ -302,11 +303,11 @@ def test_one_new_token_leaves_nothing_to_draft(capsys):
     ],
 )
 def test_what_compare_cannot_do_is_refused_before_any_decode(arguments, words, monkeypatch, capsys):
-    monkeypatch.setattr(command_line, "decode_all", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(compare, "decode_all", lambda *_: pytest.fail("decoded"))
     assert command_line.main(["compare", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("python -m jaxspec: error: ")
+    assert captured.err.startswith("python -m jaxspec compare: error: ")
     assert words in captured.err
     assert captured.err.count("\n") == 1
 
@@ -384,7 +385,7 @@ def test_progress_shows_on_a_terminal_and_leaves_an_empty_line(monkeypatch):
     err.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setenv("COLUMNS", "30")
-    progress = command_line.Progress()
+    progress = Progress()
     progress("token: contract single path and more", 3, 29)
     progress("traversal: draft support exhausted", 29, 29)
     first, last = err.getvalue().strip("\r").split("\r\r")

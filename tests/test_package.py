@@ -23,7 +23,7 @@ FLOORS = {
     4: ["score", "models"],
     5: ["decode", "shard"],
     6: ["audit", "experiments", "bench"],
-    7: ["generate", "__main__"],
+    7: ["terminal", "compare", "generate", "__main__"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 THE_PACKAGE = "__init__"

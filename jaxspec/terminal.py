@@ -1,0 +1,49 @@
+"""What the commands write on a terminal: progress, notes, marks, refusals."""
+
+import shutil
+import sys
+import textwrap
+
+WIDTH = 96
+
+
+class Progress:
+    """A line on standard error that is written over, if that is a terminal."""
+
+    def __init__(self) -> None:
+        """Find out whether anybody watches."""
+        self.is_shown = sys.stderr.isatty()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show what is being done; wipe the line once all is done."""
+        if self.is_shown:
+            line = f"{done}/{total}  {what}" if done < total else ""
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r{line[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
+
+
+def refuse(why: str, command: str) -> int:
+    """Say on standard error what is wrong with the arguments; return the exit status for it."""
+    print(f"python -m jaxspec {command}: error: {why}", file=sys.stderr)
+    return 2
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things in words."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def mark(holds: bool) -> str:
+    """Return the word for a line that holds or does not."""
+    return "ok" if holds else "FAIL"
+
+
+def print_note(note: str) -> None:
+    """Print a note below a table."""
+    print(textwrap.fill(note, WIDTH, initial_indent="  ", subsequent_indent="  "))
+
+
+def print_text(name: str, text: str) -> None:
+    """Print a text with a label, its line feeds as strokes."""
+    words = " ".join(text.replace("\n", " / ").split())
+    print(textwrap.fill(f"  {name:<14} {words}", WIDTH, subsequent_indent=" " * 17))

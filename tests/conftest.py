@@ -4,16 +4,18 @@ Strictness: no silent broadcasting, no silent promotion, no warnings.
 
 Thrift: nearly all of the time goes into compilation. What one process has compiled lies on disk for
 the other processes of the run, the workers and those that tests start; `JAX_COMPILATION_CACHE_DIR`
-names a folder that is kept for the next run. Machine code is not optimised, which spares half of a
-compilation, except where the program is to be the user's (the command line's proofs, what the loop
-compiles to) and for `-m networks`; `JAX_DISABLE_MOST_OPTIMIZATIONS=0` has all optimised. Tests that
-share most of their programs run in one worker, and those that take longest start first, so that the
-workers end together.
+names a folder that is kept for the next run. Machine code is not optimised, and XLA's older emitter
+writes it; each spares half of a compilation. What is to be the user's program (the command line's
+proofs, what the loop compiles to) is compiled as users do, and so is everything for `-m networks`
+or with `JAX_DISABLE_MOST_OPTIMIZATIONS=0`. Tests that share most of their programs run in one
+worker, and those that take longest start first, so that the workers end together.
 """
 
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +28,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 DEFAULT = "not networks"
+NEWER_EMITTER = "xla_cpu_use_fusion_emitters"
+OLDER_EMITTER = f"--{NEWER_EMITTER}=false"
 TOGETHER = "tests/verify/"
 LONGEST = (TOGETHER, "tests/audit/", "tests/test_notebooks.py", "tests/test_command_line.py")
 
@@ -44,19 +48,42 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") == DEFAULT:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", is_thrifty())
+        if is_thrifty() and NEWER_EMITTER not in flags():
+            wanted = f"{flags()} {OLDER_EMITTER}".strip()
+            if are_known(wanted):
+                os.environ["XLA_FLAGS"] = wanted
 
 
 def is_thrifty() -> bool:
     return os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "0") != "0"
 
 
+def flags() -> str:
+    return os.environ.get("XLA_FLAGS", "")
+
+
+def are_known(wanted: str) -> bool:
+    """Ask in a process of its own, for XLA ends the process at a flag that it does not know."""
+    command = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"]
+    environment = {**os.environ, "XLA_FLAGS": wanted}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    return done.returncode == 0
+
+
 @pytest.fixture(scope="module")
-def fully_optimised() -> Iterator[None]:
-    """Compile anew, as users do, what the tests of a module run."""
+def fully_optimised() -> Iterator[dict[str, Any]]:
+    """Optimise what the tests of a module compile; with these options it is what users run."""
     jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", False)
-    yield
+    yield {NEWER_EMITTER: True} if OLDER_EMITTER in flags() else {}
     jax.config.update("jax_disable_most_optimizations", is_thrifty())
+
+
+@pytest.fixture(scope="session")
+def users_environment() -> dict[str, str]:
+    """The environment of a process that compiles as users do."""
+    ours = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": flags().replace(OLDER_EMITTER, "")}
+    return {**os.environ, **ours}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

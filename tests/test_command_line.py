@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,11 +26,22 @@ from jaxspec.terminal import Progress
 GRIDS = {"single_path": [2500, 7500], "two_level_tree": [2000, 500, 3000, 4500]}
 
 
+AUDIT = """
+import pathlib, pickle, sys
+from jaxspec.audit.report import audit_rules
+told = []
+report = audit_rules(lambda *step: told.append(step))
+pathlib.Path(sys.argv[1]).write_bytes(pickle.dumps((report, told)))
+"""
+
+
 @pytest.fixture(scope="module")
-def audited(fully_optimised):
-    told = []
-    report = reports.audit_rules(lambda *step: told.append(step))
-    return report, told
+def audited(users_environment, tmp_path_factory):
+    """Audit in a process of its own, which compiles the proofs as the user's does."""
+    path = tmp_path_factory.mktemp("audit") / "report.pickle"
+    command = [sys.executable, "-c", AUDIT, str(path)]
+    subprocess.run(command, env=users_environment, check=True)
+    return pickle.loads(path.read_bytes())
 
 
 @pytest.fixture

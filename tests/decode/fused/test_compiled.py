@@ -1,6 +1,7 @@
 """What the loop compiles to: no copy of a cache, and a program for every platform."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,6 @@ import pytest
 import jaxspec as js
 from jaxspec.decode import fused
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
-
-pytestmark = pytest.mark.usefixtures("fully_optimised")
 
 CONFIG = LlamaConfig(
     vocab=11,
@@ -37,9 +36,11 @@ def decoder(name: str) -> fused.FusedDecoder:
 
 
 @pytest.mark.parametrize(("name", "batch"), [("path", 1), ("lookup", 1), ("tree", 2)])
-def test_the_compiled_loop_holds_no_copy_of_a_cache(name: str, batch: int) -> None:
+def test_the_compiled_loop_holds_no_copy_of_a_cache(
+    name: str, batch: int, fully_optimised: dict[str, Any]
+) -> None:
     loop = decoder(name)
-    text = loop.lower(batch).compile().as_text()
+    text = loop.lower(batch).compile(fully_optimised).as_text()
     shape = rf"f32\[(?:{batch},)?2,{loop.slots},10\]"
     assert re.search(shape, text)
     inside = text[: text.index("\nENTRY ")]
@@ -49,7 +50,9 @@ def test_the_compiled_loop_holds_no_copy_of_a_cache(name: str, batch: int) -> No
     assert copies == []
 
 
-def test_a_cache_that_goes_through_cond_is_copied_so_the_test_above_can_see_one() -> None:
+def test_a_cache_that_goes_through_cond_is_copied_so_the_test_above_can_see_one(
+    fully_optimised: dict[str, Any],
+) -> None:
     shape = (2, 158, 10)
 
     def body(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -62,7 +65,7 @@ def test_a_cache_that_goes_through_cond_is_copied_so_the_test_above_can_see_one(
     loop = jax.jit(
         lambda cache: jax.lax.while_loop(lambda s: s[0] < 9, body, (jnp.int32(0), cache))
     )
-    text = loop.lower(jnp.zeros(shape)).compile().as_text()
+    text = loop.lower(jnp.zeros(shape)).compile(fully_optimised).as_text()
     inside = text[: text.index("\nENTRY ")]
     assert re.search(r"f32\[2,158,10\]\S* copy\(", inside)
 

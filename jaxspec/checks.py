@@ -12,6 +12,7 @@ from typing import Any, TypeVar, dataclass_transform
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 
 T = TypeVar("T")
@@ -30,6 +31,17 @@ class DrawError(ValueError):
 
 class RowError(ValueError):
     """A next-token row is not a distribution over the vocabulary it claims."""
+
+
+def assert_whole(name: str, value: Any, least: int) -> None:
+    """Refuse on the host what is no whole number, or one too small.
+
+    Raises:
+      ValueError: naming the argument and its value.
+    """
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least:
+        raise ValueError(f"{name} is {value!r}: must be a whole number, at least {least}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -18,6 +18,8 @@ import numpy as np
 from jaxspec.checks import DrawError, check_all, record
 from jaxspec.rows import is_uniform
 
+THREEFRY = "threefry2x32"
+
 
 @record
 class Draws:
@@ -54,7 +56,7 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
     ever used twice.
 
     Args:
-      key: a request's PRNG key.
+      key: a request's PRNG key, of any kind; draws are made by threefry from its words.
       num_nodes: N, the root counted; T + 1 for a path of T drafted tokens.
       position: int32 [], position in the text of the round's root.
 
@@ -66,7 +68,8 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
     >>> draws.draft.shape, draws.verify.accept.shape, draws.verify.final.shape
     ((5, 2), (5,), (2,))
     """
-    draft_key, accept_key, final_key = jax.random.split(jax.random.fold_in(key, position), 3)
+    key = jax.random.fold_in(_counter_key(key), position)
+    draft_key, accept_key, final_key = jax.random.split(key, 3)
     nodes = jnp.arange(num_nodes)
 
     def at_node(role_key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -80,6 +83,23 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
             final=jax.random.uniform(final_key, (2,), jnp.float32),
         ),
     )
+
+
+def _counter_key(key: jax.Array) -> jax.Array:
+    """Return a threefry key made of any key.
+
+    Keys of the rbg kinds, the default of some machines, draw for a whole batch from its first key
+    under `vmap`: the draws of a request would depend on others, and stand still with them.
+    """
+    is_typed = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+    key = key if is_typed else jax.random.wrap_key_data(key)
+    if str(jax.random.key_impl(key)) == THREEFRY:
+        return key
+    words = jax.random.key_data(key)
+    counter = jax.random.wrap_key_data(words[:2], impl=THREEFRY)
+    for word in words[2:]:
+        counter = jax.random.fold_in(counter, word)
+    return counter
 
 
 def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:

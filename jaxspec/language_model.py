@@ -18,6 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
+import jax.numpy as jnp
+
+from jaxspec.checks import assert_whole
 
 Cache: TypeAlias = Any
 """A pytree of arrays, of sizes that do not change from call to call."""
@@ -25,6 +28,10 @@ Cache: TypeAlias = Any
 
 class CacheError(ValueError):
     """A cache is too small for what it is to hold, or cannot do what it is asked to."""
+
+
+class ForwardError(ValueError):
+    """A network's `forward` gives something else than the protocol says."""
 
 
 class TokensDifferError(ValueError):
@@ -48,7 +55,7 @@ class Forward(Protocol):
         Args:
           params: the network's parameters.
           tokens: int32 [L], all in [0, V); padding is shown as token 0.
-          positions: int32 [L], place in the text of each token.
+          positions: int32 [L], place in the text of each token; below `max_context`.
           mask: bool [L, S], the slots that each token sees, its own among them.
           cache: as `init_cache` made it or an earlier call left it.
           at: int32 [], from 0 to S - L. Whatever stood at these slots is forgotten.
@@ -56,6 +63,66 @@ class Forward(Protocol):
         Returns:
           (logits [L, V] of the token after each, the cache). Other slots are left as they are.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardedForward:
+    """A network's forward, shown what the protocol promises and held to what it promises itself.
+
+    Attributes:
+      name: the network's.
+      vocab: V.
+      max_context: its positions; None for no limit.
+      forward: the network's.
+    """
+
+    name: str
+    vocab: int
+    max_context: int | None
+    forward: Forward
+
+    def __call__(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: Cache,
+        at: jax.Array,
+    ) -> tuple[jax.Array, Cache]:
+        """Run a block; see `Forward`.
+
+        Padding may be any token and stand at any position here: what it is and where is nobody's
+        concern, but a table of tokens or positions that is read beyond its end may give NaN, and a
+        masked NaN is NaN still.
+
+        Returns:
+          (logits float32 [L, V], the cache).
+
+        Raises:
+          ForwardError: when traced, if logits or cache have another shape or type.
+        """
+        tokens = jnp.clip(tokens, 0, self.vocab - 1)
+        if self.max_context is not None:
+            positions = jnp.minimum(positions, self.max_context - 1)
+        logits, after = self.forward(params, tokens, positions, mask, cache, at)
+        wanted = (tokens.shape[0], self.vocab)
+        if logits.shape != wanted or not jnp.issubdtype(logits.dtype, jnp.floating):
+            raise ForwardError(
+                f"{self.name}: forward gave logits {logits.dtype} {list(logits.shape)} for a block of "
+                f"{wanted[0]} tokens: must be floats {list(wanted)}, a row for each token"
+            )
+        if (given := shapes_of(after)) != (kept := shapes_of(cache)):
+            raise ForwardError(
+                f"{self.name}: forward was given a cache of {kept} and returned {given}: a cache must "
+                "keep its structure, shapes and types"
+            )
+        return logits.astype(jnp.float32), after
+
+
+def shapes_of(cache: Cache) -> Any:
+    """Describe a cache by its structure and the type of each array."""
+    return jax.tree.map(lambda x: f"{x.dtype} {list(x.shape)}", cache)
 
 
 class Keep(Protocol):
@@ -122,13 +189,17 @@ class LanguageModel:
 
     def __post_init__(self) -> None:
         """Refuse an empty vocabulary and a tokenizer of another size."""
-        if self.vocab < 1:
-            raise ValueError(f"{self.name}: vocab is {self.vocab}, must be at least 1")
+        assert_whole(f"{self.name}: vocab", self.vocab, 1)
         if self.tokenizer is not None and len(self.tokenizer.pieces) > self.vocab:
             raise ValueError(
                 f"{self.name}: its tokenizer has {len(self.tokenizer.pieces)} tokens, more than its "
                 f"vocabulary of {self.vocab}"
             )
+
+    @property
+    def guarded(self) -> GuardedForward:
+        """The network's forward, guarded; equal for models that share it."""
+        return GuardedForward(self.name, self.vocab, self.max_context, self.forward)
 
     def assert_rolls_back(self) -> None:
         """Refuse a cache that speculative decoding would make wrong text from.

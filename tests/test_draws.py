@@ -133,3 +133,14 @@ def test_verifiers_refuse_draws_that_are_not_float32() -> None:
 def test_what_is_no_number_is_no_draw(accept: list) -> None:
     with pytest.raises(js.DrawError, match="accept"):
         js.draws_from_record({"draft": [[0.0, 0.5]], "accept": accept, "final": [0.0, 0.5]})
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_under_vmap_a_request_has_its_own_draws_whatever_the_kind_of_key(kind):
+    keys = jax.random.split(jax.random.key(7, impl=kind), 3)
+    batch = jax.vmap(lambda key: js.round_draws(key, num_nodes=3, position=5))(keys)
+    for row in range(3):
+        alone = numbers(js.round_draws(keys[row], num_nodes=3, position=5))
+        for name, values in numbers(batch).items():
+            assert np.array_equal(values[row], alone[name])
+    assert np.unique(np.asarray(batch.verify.accept)).size == 9

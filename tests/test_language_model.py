@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 from jaxspec.language_model import (
@@ -43,7 +44,7 @@ ABC: Tokenizer = Letters("abc")
 
 
 def test_an_empty_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="tiny: vocab is 0, must be at least 1"):
+    with pytest.raises(ValueError, match="tiny: vocab is 0: must be a whole number, at least 1"):
         named("tiny", vocab=0)
 
 
@@ -125,3 +126,25 @@ def test_models_of_other_tokens_are_refused_and_it_is_said_how(
 def test_the_errors_are_value_errors() -> None:
     assert issubclass(CacheError, ValueError)
     assert issubclass(TokensDifferError, ValueError)
+
+
+def test_padding_is_shown_as_a_token_and_a_position_that_the_network_has() -> None:
+    shown = []
+
+    def forward(params, tokens, positions, mask, cache, at):
+        shown.append((tokens.tolist(), positions.tolist()))
+        return jnp.zeros((3, 5)), cache
+
+    model = LanguageModel(
+        name="shown",
+        vocab=5,
+        params=(),
+        forward=forward,
+        init_cache=lambda slots: (),
+        keep=None,
+        takes_trees=False,
+        max_context=8,
+    )
+    tokens, positions = jnp.array([-1, 4, 9]), jnp.array([6, 7, 8])
+    model.guarded((), tokens, positions, jnp.ones((3, 8), bool), (), jnp.int32(0))
+    assert shown == [([0, 4, 4], [6, 7, 7])]

@@ -188,7 +188,7 @@ class TreeAttention:
             cache = jax.tree.map(jnp.copy, self.model.init_cache(self._room))
         model = self.model
         logits, cache = block(
-            model.forward, self._room, model.params, cache, np.int32(at), *arguments
+            model.guarded, self._room, model.params, cache, np.int32(at), *arguments
         )
         rows = np.asarray(logits)
         self.forwards += 1
@@ -225,8 +225,7 @@ def _stretch(
     length = tokens.shape[0]
     positions = at + jnp.arange(length, dtype=jnp.int32)
     mask = chain_mask(length, at, slots)
-    logits, cache = forward(params, tokens, positions, mask, cache, at)
-    return logits.astype(jnp.float32), cache
+    return forward(params, tokens, positions, mask, cache, at)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -245,7 +244,7 @@ def _text_and_tree(
     places = jnp.arange(length, dtype=jnp.int32)
     depths = jnp.maximum(node_depths(tree), 0)
     tokens = jnp.pad(text, (0, nodes))
-    tokens = lax.dynamic_update_slice(tokens, jnp.maximum(tree.tokens, 0), (count,))
+    tokens = lax.dynamic_update_slice(tokens, tree.tokens, (count,))
     offsets = lax.dynamic_update_slice(places, count + depths, (count,))
     # What stands after the tree is padding. It sees the text and itself, and nobody sees it.
     is_text = places < count
@@ -254,4 +253,4 @@ def _text_and_tree(
     seen = lax.dynamic_update_slice(seen, ancestor_mask(tree), (count, count))
     mask = block_mask(seen, at, slots)
     logits, cache = forward(params, tokens, at + offsets, mask, cache, at)
-    return lax.dynamic_slice_in_dim(logits, count, nodes).astype(jnp.float32), cache
+    return lax.dynamic_slice_in_dim(logits, count, nodes), cache

@@ -95,4 +95,4 @@ def score_tree(
     # become NaN, which no mask hides.
     depths = jnp.maximum(node_depths(tree), 0)
     mask = block_mask(ancestor_mask(tree), at, slots)
-    return model.forward(params, jnp.maximum(tree.tokens, 0), at + depths, mask, cache, at)
+    return model.guarded(params, tree.tokens, at + depths, mask, cache, at)

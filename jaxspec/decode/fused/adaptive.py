@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.build import Capacity
+from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, View
 from jaxspec.decode.fused.model_tree import root_logits
@@ -40,6 +41,8 @@ class AdaptiveModelTree:
         """Choose widths, and refuse a network that takes no trees."""
         self.model.assert_takes_trees()
         most = self.capacity.max_nodes
+        for width in self.widths:
+            assert_whole(f"widths are {self.widths}: one of them", width, 1)
         given = self.widths or (1, most // 4, most // 2)
         fitting = tuple(sorted({width for width in given if 1 <= width < most} | {1, most}))
         object.__setattr__(self, "widths", fitting)

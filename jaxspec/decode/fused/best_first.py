@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.build import Capacity
+from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
 from jaxspec.decode.fused.model_tree import root_logits
@@ -44,6 +45,8 @@ class BestFirstTree(OfOneDepth):
     def __post_init__(self) -> None:
         """Refuse a tree that is none, and a network that takes no trees."""
         self.model.assert_takes_trees()
+        for name in ("max_nodes", "beam", "depth"):
+            assert_whole(name, getattr(self, name), 1)
         if not 1 <= self.beam <= self.model.vocab or self.depth < 1:
             raise ValueError(
                 f"beam is {self.beam}, depth {self.depth}: a beam of 1 to {self.model.vocab} tokens "

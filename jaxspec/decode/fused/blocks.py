@@ -64,14 +64,14 @@ class Blocks:
         """
 
         def one(cache: Any, tokens: Any, positions: Any, mask: Any, at: Any) -> Any:
-            return self.model.forward(params, jnp.maximum(tokens, 0), positions, mask, cache, at)
+            return self.model.guarded(params, tokens, positions, mask, cache, at)
 
         if self.batch == 1:
             logits, cache = one(cache, tokens[0], positions[0], mask[0], at[0])
             logits = logits[None]
         else:
             logits, cache = jax.vmap(one)(cache, tokens, positions, mask, at)
-        return logits.astype(jnp.float32), cache
+        return logits, cache
 
     def stretch(
         self, params: Any, tokens: jax.Array, cache: Cache, at: jax.Array

@@ -80,6 +80,8 @@ class FusedDrafter(Protocol):
       model: the network it drafts with, if any. The loop prefills its cache and moves its slots.
       params: a pytree of arrays handed to `propose`: the network's parameters, or tables.
       spare_slots: slots it writes at or after a round's root, at most.
+
+    One with tokens of its own but no network may also have `vocab`, which must be the target's.
     """
 
     @property

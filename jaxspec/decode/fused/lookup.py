@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.build import Capacity
+from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
 from jaxspec.language_model import Cache
@@ -48,14 +49,14 @@ class Lookup(Modelless):
 
     def __post_init__(self) -> None:
         """Refuse lengths that draft nothing."""
-        if not self.lengths or min(*self.lengths, *self.lengths.values()) < 1:
-            raise ValueError(
-                f"lengths are {dict(self.lengths)}: matches and drafts of at least 1 token"
-            )
-        if self.matches < 1:
-            raise ValueError(f"matches is {self.matches}: must be at least 1")
-        if self.max_nodes is not None and self.max_nodes < 2:
-            raise ValueError(f"max_nodes is {self.max_nodes}: the root and a candidate make 2")
+        if not self.lengths:
+            raise ValueError("lengths are empty: say how much to draft after a match of how many")
+        for match, drafted in self.lengths.items():
+            assert_whole(f"lengths are {dict(self.lengths)}: a match", match, 1)
+            assert_whole(f"lengths are {dict(self.lengths)}: a draft", drafted, 1)
+        assert_whole("matches", self.matches, 1)
+        if self.max_nodes is not None:
+            assert_whole("max_nodes, the root counted,", self.max_nodes, 2)
 
     @property
     def rule(self) -> Rule:

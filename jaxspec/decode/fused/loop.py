@@ -15,16 +15,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import FusedDrafter, Plain, View, is_path
-from jaxspec.decode.fused.state import Ending, FusedState, FusedText, Source, texts_of
+from jaxspec.decode.fused.state import (
+    Ending,
+    FusedState,
+    FusedText,
+    Source,
+    assert_alive,
+    texts_of,
+)
 from jaxspec.draws import RoundDraws, round_draws
-from jaxspec.language_model import CacheError, LanguageModel, assert_same_tokens
+from jaxspec.language_model import (
+    CacheError,
+    LanguageModel,
+    TokensDifferError,
+    assert_same_tokens,
+    shapes_of,
+)
 from jaxspec.logits import Logits
 from jaxspec.trees import Tree, ancestor_mask
 from jaxspec.verify import Verdict
 
 _LANES = 8  # slots are rounded up to a multiple of this
+_MOST = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,6 +70,10 @@ class FusedDecoder:
 
     def __post_init__(self) -> None:
         """Refuse networks that cannot do it, or do not fit each other."""
+        for name in ("max_length", "max_stop_tokens", "prefill_width"):
+            assert_whole(name, getattr(self, name), 1)
+        if not isinstance(self.bonus, bool):
+            raise ValueError(f"bonus is {self.bonus!r}: must be True or False")
         for model in (self.target, self.drafter.model):
             if model is None:
                 continue
@@ -68,9 +87,12 @@ class FusedDecoder:
                 )
         if self.drafter.model is not None:
             assert_same_tokens(self.target, self.drafter.model)
-        for name in ("max_length", "max_stop_tokens", "prefill_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
+        vocab = getattr(self.drafter, "vocab", None)
+        if vocab not in (None, self.target.vocab):
+            raise TokensDifferError(
+                f"target {self.target.name} has a vocabulary of {self.target.vocab}, the drafter one "
+                f"of {vocab}: they must be the same tokens"
+            )
 
     @property
     def slots(self) -> int:
@@ -134,7 +156,7 @@ class FusedDecoder:
             length=jnp.array(lengths),
             prompt_length=jnp.array(lengths),
             limit=jnp.array(limits),
-            is_budget=jnp.array(lengths + budgets <= self.max_length),
+            is_budget=jnp.array(budgets <= self.max_length - lengths),
             stop_tokens=jnp.array(self._stops(stop_tokens, batch)),
             temperature=jnp.array(kelvins),
             top_k=jnp.array(np.minimum(ranks, self.target.vocab).astype(np.int32)),
@@ -161,8 +183,15 @@ class FusedDecoder:
 
         Returns:
           The state after them. To advance round by round comes to the same text as at once.
+
+        Raises:
+          ValueError: the state was given away before, or is of another decoder; or `max_rounds` is
+            no number of rounds. The state can be used on.
         """
-        rounds = np.int32(np.iinfo(np.int32).max if max_rounds is None else max_rounds)
+        if max_rounds is not None:
+            assert_whole("max_rounds", max_rounds, 0)
+        rounds = np.int32(_MOST if max_rounds is None else min(max_rounds, _MOST))
+        self._assert_own(state)
         return self._advance(self.target.params, self.drafter.params, state, rounds)
 
     def run(
@@ -181,6 +210,25 @@ class FusedDecoder:
     def _advance(self) -> Any:
         return jax.jit(self._loop, donate_argnums=2)
 
+    def _assert_own(self, state: FusedState) -> None:
+        """Refuse a state that was given away, or that another decoder began."""
+        assert_alive(state)
+        batch = state.length.shape[0]
+        draft = self._draft_blocks(batch)
+        wanted = {
+            "tokens": jax.ShapeDtypeStruct((batch, self.slots), jnp.int32),
+            "stop_tokens": jax.ShapeDtypeStruct((batch, self.max_stop_tokens), jnp.int32),
+            "target_cache": jax.eval_shape(self._target_blocks(batch).empty_cache),
+            "draft_cache": () if draft is None else jax.eval_shape(draft.empty_cache),
+        }
+        for name, ours in wanted.items():
+            given = shapes_of(getattr(state, name))
+            if given != shapes_of(ours):
+                raise ValueError(
+                    f"the state was begun by another decoder: its {name} are {given}, this one's "
+                    f"{shapes_of(ours)}"
+                )
+
     def _target_blocks(self, batch: int) -> Blocks:
         return Blocks(self.target, self.slots, batch)
 
@@ -198,7 +246,7 @@ class FusedDecoder:
             functools.partial(self._prefill, target_params, draft_params),
             state,
         )
-        end = state.calls + jnp.minimum(max_rounds, np.iinfo(np.int32).max - state.calls)
+        end = state.calls + jnp.minimum(max_rounds, _MOST - state.calls)
         return lax.while_loop(
             lambda state: jnp.any(state.ending == Ending.NONE) & (state.calls < end),
             functools.partial(self._round, target_params, draft_params),
@@ -331,7 +379,7 @@ class FusedDecoder:
 
     def _prompt(self, row: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
         """Check one prompt."""
-        tokens = np.asarray(prompt)
+        tokens = _array(prompt)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise ValueError(f"prompt {row}: wanted a sequence of token ids, not {prompt!r}")
         if tokens.size == 0:
@@ -350,18 +398,23 @@ class FusedDecoder:
 
     def _stops(self, stop_tokens: Sequence[Any], batch: int) -> np.ndarray:
         """Lay the stop tokens out, int32 [B, K]."""
-        is_nested = len(stop_tokens) > 0 and np.ndim(stop_tokens[0]) == 1
+        if np.ndim(stop_tokens) == 0 and not hasattr(stop_tokens, "__len__"):
+            raise ValueError(f"stop_tokens is {stop_tokens!r}: wanted a sequence of token ids")
+        is_nested = len(stop_tokens) > 0 and isinstance(stop_tokens[0], Sequence | np.ndarray)
         by_row = list(stop_tokens) if is_nested else [stop_tokens] * batch
         if len(by_row) != batch:
             raise ValueError(f"stop_tokens are given for {len(by_row)} rows, the batch has {batch}")
         table = np.full((batch, self.max_stop_tokens), -1, np.int32)
         for row, stops in enumerate(by_row):
-            if len(stops) > self.max_stop_tokens:
+            ids = _array(stops)
+            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+                raise ValueError(f"row {row}: stop_tokens are {stops!r}: wanted token ids")
+            if len(ids) > self.max_stop_tokens:
                 raise ValueError(
-                    f"row {row} has {len(stops)} stop tokens, there is room for "
+                    f"row {row} has {len(ids)} stop tokens, there is room for "
                     f"{self.max_stop_tokens}: raise max_stop_tokens"
                 )
-            for place, token in enumerate(stops):
+            for place, token in enumerate(ids.tolist()):
                 if not 0 <= token < self.target.vocab:
                     raise ValueError(
                         f"row {row}: stop token {token} is outside the vocabulary of "
@@ -369,6 +422,14 @@ class FusedDecoder:
                     )
                 table[row, place] = token
         return table
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return an array; of objects where the value is none that numbers fit in."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return np.asarray(None)
 
 
 def _keys_of(keys: jax.Array, batch: int) -> jax.Array:
@@ -390,7 +451,10 @@ def _column(name: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
         raise ValueError(f"{name} is {value!r}: wanted a number, or {batch} of them")
     if np.issubdtype(dtype, np.integer) and given.dtype.kind == "f":
         raise ValueError(f"{name} is {value!r}: wanted whole numbers")
-    return np.broadcast_to(given, (batch,)).astype(dtype)
+    if given.dtype.kind == "u":
+        given = np.minimum(given, np.iinfo(np.int64).max)
+    with np.errstate(over="ignore"):  # infinity is refused by name
+        return np.broadcast_to(given, (batch,)).astype(dtype)
 
 
 def _check(name: str, values: np.ndarray, holds: np.ndarray, wanted: str) -> None:

@@ -37,6 +37,7 @@ class NGramTree(Shaped, Modelless):
     Attributes:
       widths_by_depth: candidates below each node, by depth; all ones for a path.
       order: of the n-gram model.
+      vocab: V of its tokens, which must be the target's.
     """
 
     def __init__(self, ngram: NGram, widths: tuple[int, ...]) -> None:
@@ -61,7 +62,7 @@ class NGramTree(Shaped, Modelless):
         if max(len(table.codes) for table in ngram.tables) * ngram.vocabulary >= 2**31:
             raise ValueError("too many contexts to number by int32: take a lower order")
         self.params = _rank(ngram, self.capacity.max_children)
-        self._vocab = ngram.vocabulary
+        self.vocab = ngram.vocabulary
 
     @property
     def rule(self) -> Rule:
@@ -98,7 +99,7 @@ class NGramTree(Shaped, Modelless):
         tokens = rankings[0].tokens[0]
         for back, ranking in enumerate(rankings[1:], 1):
             older = context[-back]
-            code = place * self._vocab + older
+            code = place * self.vocab + older
             place = jnp.searchsorted(ranking.codes, code).astype(jnp.int32)
             place = jnp.minimum(place, ranking.codes.shape[0] - 1)
             is_found &= (older >= 0) & (ranking.codes[place] == code)

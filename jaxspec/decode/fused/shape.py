@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.build import Capacity
+from jaxspec.checks import assert_whole
 from jaxspec.trees import Tree, make_tree
 
 
@@ -27,8 +28,10 @@ class Shape:
 
     def __post_init__(self) -> None:
         """Refuse a tree without candidates."""
-        if not self.widths or min(self.widths) < 1:
+        if not self.widths:
             raise ValueError(f"widths are {self.widths}: one width of at least 1 for each depth")
+        for depth, width in enumerate(self.widths):
+            assert_whole(f"widths are {self.widths}: the one at depth {depth}", width, 1)
 
     @property
     def depth(self) -> int:

@@ -129,8 +129,19 @@ class FusedText:
         return len(self.new_tokens) / self.rounds if self.rounds else 0.0
 
 
+def assert_alive(state: FusedState) -> None:
+    """Refuse a state whose buffers `FusedDecoder.advance` took over."""
+    if state.length.is_deleted():
+        raise ValueError("this state was given to advance: use the one that it returned")
+
+
 def texts_of(state: FusedState) -> tuple[FusedText, ...]:
-    """Read a state on the host, one text for each row."""
+    """Read a state on the host, one text for each row.
+
+    Raises:
+      ValueError: the state was given to `FusedDecoder.advance`.
+    """
+    assert_alive(state)
     small = {
         field.name: np.asarray(getattr(state, field.name))
         for field in dataclasses.fields(FusedState)

@@ -169,10 +169,12 @@ def paths_in_the_loop(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fused.Lookup({}), "lengths are {}"),
-        (lambda: fused.Lookup({2: 0}), "matches and drafts of at least 1 token"),
+        (lambda: fused.Lookup({}), "lengths are empty"),
+        (lambda: fused.Lookup({2: 0}), "a draft is 0: must be a whole number, at least 1"),
+        (lambda: fused.Lookup({2: 2.5}), "a draft is 2.5: must be a whole number"),
+        (lambda: fused.Lookup({True: 2}), "a match is True: must be a whole number"),
         (lambda: fused.Lookup(matches=0), "matches is 0"),
-        (lambda: fused.Lookup(max_nodes=1), "max_nodes is 1"),
+        (lambda: fused.Lookup(max_nodes=1), "max_nodes, the root counted, is 1"),
         (lambda: fused.NGramTree(fit_ngram("ab", 0), (1,)), "an n-gram model of order 0"),
         (lambda: fused.NGramTree(fit_ngram("ab", 1), (3,)), "more than the 2 tokens"),
         (lambda: fused.NGramTree(fit_ngram("ab", 1), ()), "one width of at least 1"),
@@ -180,6 +182,9 @@ def paths_in_the_loop(
         (lambda: fused.ModelTree(DRAFT, (6,), js.RULES["point_mass"]), "more than the 5 tokens"),
         (lambda: fused.ModelTree(DRAFT, (2,), js.RULES["token"]), "rule 'token' is for paths"),
         (lambda: fused.BestFirstTree(DRAFT, beam=6), "a beam of 1 to 5 tokens"),
+        (lambda: fused.BestFirstTree(DRAFT, depth=1.5), "depth is 1.5: must be a whole number"),
+        (lambda: fused.ModelTree(DRAFT, (1.5,), js.RULES["token"]), "is 1.5"),
+        (lambda: fused.AdaptiveModelTree(DRAFT, widths=(-3,)), "one of them is -3"),
         (lambda: fused.BestFirstTree(DRAFT, max_nodes=80), "from 2 to 53"),
     ],
 )

@@ -1,6 +1,7 @@
 """The compiled loop: equal to the host loop, greedy at temperature 0, rows on their own."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,7 +28,8 @@ from small import (
 
 import jaxspec as js
 from jaxspec.decode import Decoder, fused
-from jaxspec.language_model import CacheError, TokensDifferError
+from jaxspec.language_model import CacheError, ForwardError, LanguageModel, TokensDifferError
+from jaxspec.models import fit_ngram
 
 TEMPERATURE = 0.25
 HOST = list(host_drafters(1.0))
@@ -244,6 +246,11 @@ def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them
         ({"new_tokens": [1, 2, 3]}, "wanted a number, or 2 of them"),
         ({"temperature": [0.0, -1.0]}, "row 1: temperature is -1.0: must be finite and at least 0"),
         ({"temperature": float("nan")}, "row 0: temperature is nan"),
+        ({"stop_tokens": 2}, "stop_tokens is 2: wanted a sequence of token ids"),
+        ({"stop_tokens": [1.5]}, "row 0: stop_tokens are \\[1.5\\]: wanted token ids"),
+        ({"stop_tokens": [True]}, "row 0: stop_tokens are \\[True\\]: wanted token ids"),
+        ({"stop_tokens": [[1], ["2"]]}, "row 1: stop_tokens are \\['2'\\]: wanted token ids"),
+        ({"prompts": [[1, [2]], [0]]}, "prompt 0: wanted a sequence of token ids"),
         ({"top_k": 0}, "row 0: top_k is 0: must be at least 1"),
         ({"top_p": [1.0, 1.5]}, "row 1: top_p is 1.5: must be above 0 and at most 1"),
         ({"stop_tokens": [5]}, "row 0: stop token 5 is outside the vocabulary of 5"),
@@ -258,6 +265,82 @@ def test_bad_arguments_are_named_with_their_row_and_value(
     arguments: dict[str, Any] = {"prompts": [[1], [2]], "keys": keys(2), "new_tokens": 2} | change
     with pytest.raises(ValueError, match=message):
         decoder("plain").start(arguments.pop("prompts"), arguments.pop("keys"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_length": 1.5}, "max_length is 1.5: must be a whole number, at least 1"),
+        ({"max_length": float("nan")}, "max_length is nan"),
+        ({"prefill_width": True}, "prefill_width is True"),
+        ({"max_stop_tokens": 0}, "max_stop_tokens is 0"),
+        ({"bonus": 2}, "bonus is 2: must be True or False"),
+        ({"drafter": fused.NGramTree(fit_ngram("abc", 1), (1,))}, "the drafter one of 3"),
+    ],
+)
+def test_a_decoder_of_bad_sizes_or_of_other_tokens_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fused.FusedDecoder(TARGET, **arguments)
+
+
+def forward_giving(change: Callable[[Any, Any], tuple[Any, Any]]) -> LanguageModel:
+    def forward(*arguments: Any) -> Any:
+        return change(*TARGET.forward(*arguments))
+
+    return dataclasses.replace(TARGET, forward=forward)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits, cache: (logits[-1:], cache), "a block of 4 tokens: must be floats"),
+        (lambda logits, cache: (logits[:, :3], cache), r"logits float32 \[4, 3\]"),
+        (lambda logits, cache: (jnp.pad(logits, ((0, 0), (0, 2))), cache), r"float32 \[4, 7\]"),
+        (lambda logits, cache: (logits > 0, cache), r"logits bool \[4, 5\]"),
+        (
+            lambda logits, cache: (logits, (cache, cache)),
+            "must keep its structure, shapes and types",
+        ),
+    ],
+)
+def test_a_network_that_gives_no_row_for_each_token_or_another_cache_decodes_nothing(
+    change: Callable[[Any, Any], tuple[Any, Any]], message: str
+) -> None:
+    broken = fused.FusedDecoder(forward_giving(change), max_length=LENGTH, prefill_width=4)
+    with pytest.raises(ForwardError, match=message):
+        broken.run([[1, 2]], keys(1), new_tokens=3)
+    drafting = fused.model_path(forward_giving(change), 3)
+    with pytest.raises(ForwardError, match="target: forward"):
+        fused.FusedDecoder(TARGET, drafting, max_length=LENGTH, prefill_width=4).lower(1)
+
+
+def test_a_state_of_another_decoder_or_one_given_away_is_refused_and_can_be_used_on() -> None:
+    state = decoder("plain").start([[1, 2]], keys(1), new_tokens=5)
+    for other in (
+        fused.FusedDecoder(TARGET, max_length=2 * LENGTH),
+        fused.FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4, max_stop_tokens=5),
+        fused.FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4),
+        decoder("path by token"),
+    ):
+        with pytest.raises(ValueError, match="the state was begun by another decoder: its"):
+            other.advance(state)
+    for rounds in (-1, True, 2.7, "3"):
+        with pytest.raises(ValueError, match=f"max_rounds is {rounds!r}: must be a whole number"):
+            decoder("plain").advance(state, rounds)
+    after = decoder("plain").advance(state, 2**40)
+    assert len(fused.texts_of(after)[0].new_tokens) == 5
+    for use in (decoder("plain").advance, fused.texts_of):
+        with pytest.raises(ValueError, match="given to advance: use the one that it returned"):
+            use(state)
+
+
+def test_a_budget_beyond_the_capacity_ends_at_the_capacity_however_large() -> None:
+    for budget in (LENGTH, 2**63 - 1, np.uint64(2**64 - 1)):
+        (text,) = decoder("plain").run([[1, 2]], keys(1), new_tokens=budget)
+        assert len(text.tokens) == LENGTH
+        assert text.ending == fused.Ending.CAPACITY
 
 
 def test_tokens_of_numpy_prompts_are_taken_as_they_are() -> None:

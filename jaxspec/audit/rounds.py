@@ -114,6 +114,7 @@ def make_round(
     capacity: Capacity | None = None,
     verify: Verifier | None = None,
     draw: DrawSiblings | None = None,
+    tests_deepest_first: bool | None = None,
 ) -> Round:
     """Make the round that a rule plays in an instance.
 
@@ -123,7 +124,12 @@ def make_round(
       capacity: sizes to pad to, so that several instances share one compiled program.
       verify: another verifier of the same arguments, to audit in the place of the rule's.
       draw: another way to draw siblings, to audit in the place of the proposal's.
+      tests_deepest_first: in which order `verify` reads its accept draws, from the deepest candidate
+        back or from the root; default the rule's. The search for edges follows it: told the wrong
+        order it overlooks some, and finds a lossless verifier biased.
     """
+    if tests_deepest_first is None:
+        tests_deepest_first = rule.tests_deepest_first
     capacity = capacity or Capacity.of([instance])
     tree = _layout(instance, capacity)
     draft = instance.draft or {(): instance.target[()]}
@@ -138,7 +144,7 @@ def make_round(
     axes = tuple(f"draft {n}" for n in names) if is_sampled else ()
     axes += (*(f"accept {n}" for n in names), "final")
     nodes = range(1, int(tree.num_nodes))
-    tested = causal_nodes(tree, deepest_first=rule.tests_deepest_first)
+    tested = causal_nodes(tree, deepest_first=tests_deepest_first)
     order = [axes.index(f"draft {n}") for n in nodes] if is_sampled else []
     order += [axes.index(f"accept {n}") for n in tested] + [axes.index("final")]
     play = _make_play(rule.proposal, verify or rule.verify, draw)

@@ -1,6 +1,6 @@
 """Rounds until the budget is spent, for any model that is a callable."""
 
-from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath
+from jaxspec.decode.drafters import AdaptiveTree, Draft, Drafter, FixedTree, NoDraft, SampledPath
 from jaxspec.decode.loop import DecodeError, Decoder, Scorer
 from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
 from jaxspec.decode.policy import AdaptiveTreePolicy
@@ -21,6 +21,7 @@ __all__ = (
     "DecodeState",
     "Decoder",
     "Difference",
+    "Draft",
     "Drafter",
     "FixedTree",
     "Metrics",

@@ -224,3 +224,15 @@ def test_tokens_outside_the_vocabulary_are_impossible_text():
     law = law_of(verify)
     assert law.impossible == pytest.approx(0.125, abs=1e-9)
     assert not law.is_proved
+
+
+def test_another_verifier_is_searched_in_the_order_of_its_own_tests() -> None:
+    rule = js.RULES["with_replacement"]
+    deep = next(i for i in audit.instances_for(rule) if i.name == "contexts of three tokens")
+
+    def law(**order: bool) -> audit.Law:
+        played = audit.make_round(rule, deep, verify=js.verify_bottom_up, **order)
+        return audit.exact_law(rule, deep, played=played)
+
+    assert law(tests_deepest_first=True).is_proved
+    assert not law().is_proved

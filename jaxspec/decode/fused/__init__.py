@@ -1,5 +1,6 @@
 """The loop as one compiled program, for networks with a cache."""
 
+from jaxspec.build import Capacity
 from jaxspec.decode.fused.adaptive import AdaptiveModelTree
 from jaxspec.decode.fused.best_first import BestFirstTree
 from jaxspec.decode.fused.drafters import Draft, FusedDrafter, Plain, View
@@ -12,6 +13,7 @@ from jaxspec.decode.fused.state import Ending, FusedState, FusedText, Source, te
 __all__ = (
     "AdaptiveModelTree",
     "BestFirstTree",
+    "Capacity",
     "Draft",
     "Ending",
     "FusedDecoder",

@@ -144,9 +144,10 @@ def merge(paths: jax.Array, counts: jax.Array, capacity: Capacity) -> Tree:
       counts: int32 [M], how many tokens of each path count.
       capacity: of the tree; C at least M.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> paths, counts = jnp.array([[5, 7, 9], [5, 8, 9]]), jnp.array([3, 2])
-    >>> tree = merge(paths, counts, Capacity(max_nodes=6, max_children=2, max_depth=3))
+    >>> capacity = Capacity(max_nodes=6, max_children=2, max_depth=3)
+    >>> tree = jax.jit(merge, static_argnums=2)(paths, counts, capacity)
     >>> tree.tokens.tolist(), tree.parents.tolist()
     ([-1, 5, 7, 8, 9, -1], [-1, 0, 1, 1, 2, -1])
     """

@@ -9,7 +9,7 @@ import functools
 import json
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -33,7 +33,16 @@ from jaxspec.models import decode as text_of
 from jaxspec.models import encode, shipped_models, shipped_providers, shipped_text, split_text
 from jaxspec.providers import Context, Provider
 from jaxspec.score import TreeAttention, score_batched
-from jaxspec.terminal import WIDTH, Progress, count, mark, print_note, print_text, refuse
+from jaxspec.terminal import (
+    WIDTH,
+    Progress,
+    check_seed,
+    count,
+    mark,
+    print_note,
+    print_text,
+    refuse,
+)
 
 NEW_TOKENS = 180
 SHOWN = 250
@@ -104,16 +113,28 @@ def main(args: argparse.Namespace) -> int:
     progress = Progress()
     decoded = decode_all(models, tokens, args.new_tokens, args.seed, progress)
     laws = compare_laws(decoded, tokens, args.law_runs, args.seed, progress)
-    try:
-        write_files(decoded, args)
-    except OSError as error:
-        return refuse(str(error), "compare")
-    agrees = all(law.agrees for law in laws.values())
+    failures = write_files(decoded, args)
+    print_results(args, prompt, models, decoded, laws)
+    for failure in failures:
+        refuse(failure, "compare")
+    if failures:
+        return 2
+    return 0 if all(law.agrees for law in laws.values()) else 1
+
+
+def print_results(
+    args: argparse.Namespace,
+    prompt: str,
+    models: "Models",
+    decoded: Sequence["Decoded"],
+    laws: Mapping[str, experiments.LawComparison],
+) -> None:
+    """Print what was found, in words or as one JSON object."""
     if args.json:
         runs = [experiments.run_to_json(each.run) for each in decoded]
         found = {name: experiments.law_to_json(law) for name, law in laws.items()}
         print(json.dumps({"prompt": prompt, "runs": runs, "laws": found}, indent=2))
-        return 0 if agrees else 1
+        return
     print_decoded(decoded, models)
     print_acceptance(decoded)
     for name, law in laws.items():
@@ -122,7 +143,6 @@ def main(args: argparse.Namespace) -> int:
     if laws:
         print()
     print_texts(prompt, decoded, models.alphabet)
-    return 0 if agrees else 1
 
 
 def check(args: argparse.Namespace) -> None:
@@ -133,25 +153,41 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--new-tokens is {args.new_tokens}: must be at least 1")
     if args.law_runs < 0:
         raise ValueError(f"--law-runs is {args.law_runs}: must be at least 0")
-    if not 0 <= args.seed < 2**31:
-        raise ValueError(f"--seed is {args.seed}: must be from 0 to {2**31 - 1}")
+    check_seed(args.seed)
     if args.plot is not None:
         experiments.assert_plottable(args.plot)
     if args.save is not None and Path(args.save).suffix not in (".json", ".npz"):
         raise ValueError(f"--save {args.save}: the name must end in .json or .npz")
-    for name in (args.plot, args.save):
-        if name is not None and not Path(name).parent.is_dir():
-            raise ValueError(f"{name}: there is no folder {Path(name).parent}")
+    for option, name in (("--plot", args.plot), ("--save", args.save)):
+        if name is None:
+            continue
+        if not Path(name).parent.is_dir():
+            raise ValueError(f"{option} {name}: there is no folder {Path(name).parent}")
+        if Path(name).is_dir():
+            raise ValueError(f"{option} {name}: it is a folder, and a file is to be written there")
 
 
-def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> None:
-    """Write what `--save` and `--plot` ask for."""
+def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[str]:
+    """Write what `--save` and `--plot` ask for.
+
+    Returns:
+      What could not be written and why: by now there are results, which are not to be lost with it.
+    """
+    failures = []
     if args.save is not None:
-        save_rounds(args.save, decoded[-1].records)
-        print(f"rounds of the {decoded[-1].run.name} saved to {args.save}", file=sys.stderr)
+        try:
+            save_rounds(args.save, decoded[-1].records)
+        except (OSError, ValueError) as error:
+            failures.append(f"--save {args.save}: not written: {error}")
+        else:
+            print(f"rounds of the {decoded[-1].run.name} saved to {args.save}", file=sys.stderr)
     if args.plot is not None:
         plain, *others = (each.run for each in decoded)
-        experiments.plot([experiments.Comparison(plain, other) for other in others], args.plot)
+        try:
+            experiments.plot([experiments.Comparison(plain, other) for other in others], args.plot)
+        except (ImportError, OSError, ValueError) as error:
+            failures.append(f"--plot {args.plot}: not written: {error}")
+    return failures
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,25 @@ import jax
 
 from jaxspec.decode import fused
 from jaxspec.language_model import LanguageModel, Tokenizer
-from jaxspec.terminal import refuse
+from jaxspec.terminal import check_seed, check_temperature, refuse
+from jaxspec.verify import Status
 
 ROUNDS_AT_A_TIME = 4
 """Rounds between two looks at the text: streaming costs one call of the compiled loop for each."""
 
+MAX_DEPTH = 16
+"""Levels of a draft: each is one more forward in the program, and compiling takes as much longer."""
+
 CHARACTER_LENGTHS = {16: 15, 10: 8, 6: 4}
 """Lookup lengths for tokens of one character, of which many match by chance."""
+
+REASONS = {
+    Status.NON_FINITE_ROW: "a row of the target or of the draft holds NaN or infinity: look at the "
+    "weights",
+    Status.MASSLESS_ROW: "a row that was to be drawn from has no mass",
+    Status.BAD_DRAW: "a draw is not in [0, 1)",
+}
+"""What keeps a round from deciding on a token."""
 
 MARKS = {"colour": ("\x1b[32m", "\x1b[0m"), "brackets": ("[", "]"), "none": ("", "")}
 
@@ -47,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         type=int,
         default=4,
-        help="tokens to draft in a round by a model or n-gram (default %(default)s)",
+        help=f"tokens to draft in a round by a model or n-gram, at most {MAX_DEPTH} as each is one "
+        "more forward to compile; no more than --new-tokens are drafted (default %(default)s)",
     )
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt in SmolLM2's form of a user's message"
@@ -135,13 +148,16 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
             f"--prompt has {len(prompt)} tokens: {target.name} has room for {max_length} in all"
         )
     drafter = make_drafter(args, target)
-    decoder = fused.FusedDecoder(target, drafter, max_length=max_length)
+    stops = tuple(getattr(tokenizer, "stop_tokens", ()))
+    sizes = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
+    decoder = fused.FusedDecoder(target, drafter, **sizes)
     options = {
-        "new_tokens": args.new_tokens,
+        # Bounded, for the loop keeps numbers of 32 bits; no text is longer, and no rank lower.
+        "new_tokens": min(args.new_tokens, max_length),
         "temperature": args.temperature,
-        "top_k": args.top_k,
+        "top_k": None if args.top_k is None else min(args.top_k, target.vocab),
         "top_p": args.top_p,
-        "stop_tokens": getattr(tokenizer, "stop_tokens", ()),
+        "stop_tokens": stops,
     }
     key = jax.random.key(args.seed)
     marks = MARKS[marks_for(args.marks, out)]
@@ -151,10 +167,10 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     timed = decode(decoder, prompt, key, show, options)
     plain = timed
     if not isinstance(drafter, fused.Plain):
-        loop = fused.FusedDecoder(target, max_length=max_length)
+        loop = fused.FusedDecoder(target, **sizes)
         plain = decode(loop, prompt, key, lambda text: None, options)
     out.write("\n\n" + summary(args, target, timed, plain) + "\n")
-    return 1 if timed.text.ending == fused.Ending.UNDECIDED else 0
+    return 1 if fused.Ending.UNDECIDED in (timed.text.ending, plain.text.ending) else 0
 
 
 def check(args: argparse.Namespace) -> None:
@@ -164,14 +180,19 @@ def check(args: argparse.Namespace) -> None:
     for name, value in (("--new-tokens", args.new_tokens), ("--depth", args.depth)):
         if value < 1:
             raise ValueError(f"{name} is {value}: must be at least 1")
-    if not 0 <= args.temperature < float("inf"):
-        raise ValueError(f"--temperature is {args.temperature}: must be finite and at least 0")
+    if args.depth > MAX_DEPTH:
+        raise ValueError(
+            f"--depth is {args.depth}: must be at most {MAX_DEPTH}, as each level is one more forward "
+            "of the draft in the program to compile"
+        )
+    if args.draft == "":
+        raise ValueError("--draft is empty: name a folder, lookup, ngram, pair or none")
+    check_temperature(args.temperature)
     if args.top_k is not None and args.top_k < 1:
         raise ValueError(f"--top-k is {args.top_k}: must be at least 1")
     if not 0 < args.top_p <= 1:
         raise ValueError(f"--top-p is {args.top_p}: must be above 0 and at most 1")
-    if not 0 <= args.seed < 2**31:
-        raise ValueError(f"--seed is {args.seed}: must be from 0 to {2**31 - 1}")
+    check_seed(args.seed)
     if args.chat and args.model != "smollm2":
         raise ValueError("--chat is SmolLM2's form of a message: it needs --model smollm2")
 
@@ -191,7 +212,7 @@ def load_directory(option: str, name: str) -> LanguageModel:
     """Load a Hugging Face directory, or say that there is none."""
     from jaxspec import models
 
-    if not Path(name).is_dir():
+    if not name or not Path(name).is_dir():  # Path("") would be the folder we are in
         raise ValueError(f"{option} {name}: there is no such folder, and it is no known name")
     return models.load_huggingface(name)
 
@@ -201,7 +222,10 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> fused.Fused
     from jaxspec import models
 
     is_pair = args.model == "pair"
-    name = args.draft or ("pair" if is_pair else "lookup")
+    name = args.draft
+    if name is None:
+        name = "pair" if is_pair else "lookup"
+    depth = min(args.depth, args.new_tokens)  # what is drafted beyond the last token is thrown away
     if name == "none":
         return fused.Plain()
     if name == "lookup":
@@ -212,9 +236,9 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> fused.Fused
                 f"--draft ngram counts characters of the shipped text, which are not the tokens of "
                 f"{target.name}: it goes with --model pair"
             )
-        return fused.NGramTree(models.shipped_pair()[0], (1,) * args.depth)
+        return fused.NGramTree(models.shipped_pair()[0], (1,) * depth)
     draft = models.shipped_models()[1] if name == "pair" else load_directory("--draft", name)
-    return fused.model_path(draft, args.depth)
+    return fused.model_path(draft, depth)
 
 
 def encode_prompt(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
@@ -303,7 +327,15 @@ def summary(args: argparse.Namespace, target: LanguageModel, timed: Timed, plain
         f"{text.tokens_per_call:.2f} tokens per call; {text.accepted} of {text.drafted} drafted "
         "tokens accepted"
     ]
-    if plain is not timed:
+    stuck = {"": text} if plain is timed else {"": text, "the plain loop: ": plain.text}
+    reasons = [
+        name + why_undecided(each)
+        for name, each in stuck.items()
+        if each.ending == fused.Ending.UNDECIDED
+    ]
+    if reasons:  # a speed of a text that broke off would be compared with another text's
+        lines += reasons
+    elif plain is not timed:
         ratio = timed.tokens_per_second / plain.tokens_per_second
         lines.append(
             f"{timed.tokens_per_second:.1f} tokens per second, plain loop "
@@ -318,9 +350,20 @@ def summary(args: argparse.Namespace, target: LanguageModel, timed: Timed, plain
     return "\n".join(lines)
 
 
+def why_undecided(text: fused.FusedText) -> str:
+    """Say why the last round of a text decided on no token."""
+    status = Status(text.status)
+    causes = [f"{words} ({cause.name})" for cause, words in REASONS.items() if cause in status]
+    return f"round {text.rounds} decided on no token: " + (
+        "; ".join(causes) or f"its status is {text.status}"
+    )
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the command; print on standard error what is wrong with its arguments."""
     try:
         return run(args, sys.stdout)
+    except BrokenPipeError:  # an OSError, but nothing is wrong: nobody reads on
+        raise
     except (ImportError, OSError, ValueError) as error:
         return refuse(str(error), "generate")

@@ -6,6 +6,9 @@ import textwrap
 
 WIDTH = 96
 
+GREATEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+"""Temperatures are float32 in the loops: one above this would be infinite there."""
+
 
 class Progress:
     """A line on standard error that is written over, if that is a terminal."""
@@ -26,6 +29,20 @@ def refuse(why: str, command: str) -> int:
     """Say on standard error what is wrong with the arguments; return the exit status for it."""
     print(f"python -m jaxspec {command}: error: {why}", file=sys.stderr)
     return 2
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a `--seed` that makes no key."""
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"--seed is {seed}: must be from 0 to {2**31 - 1}")
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a `--temperature` that is negative, or no number, in float32."""
+    if not 0 <= temperature <= GREATEST_FLOAT32:
+        raise ValueError(
+            f"--temperature is {temperature}: must be finite in float32 and at least 0 (0 is greedy)"
+        )
 
 
 def count(number: int, thing: str) -> str:

@@ -16,14 +16,14 @@ import jaxspec as js
 SOURCE = Path(js.__file__).parent
 
 FLOORS = {
-    0: ["checks", "records"],
+    0: ["checks", "records", "terminal"],
     1: ["rows", "logits", "draws", "providers"],
     2: ["trees", "proposals", "language_model"],
     3: ["verify", "build"],
     4: ["score", "models"],
     5: ["decode", "shard"],
     6: ["audit", "experiments", "bench"],
-    7: ["terminal", "compare", "generate", "__main__"],
+    7: ["compare", "generate", "__main__"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 THE_PACKAGE = "__init__"

@@ -6,7 +6,9 @@ are medians over pairs, so that a machine whose speed drifts does not matter.
 """
 
 import dataclasses
+import functools
 import importlib.resources
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,29 +62,70 @@ class Request:
     options: Mapping[str, Any]
 
 
+@functools.lru_cache(maxsize=1)
+def _smollm2() -> LanguageModel:
+    """Load SmolLM2 once, to ask for its room and to time it."""
+    return models.load_smollm2()
+
+
+def pair_room() -> int:
+    """Return how many tokens a run of the shipped pair may have, after the longest prompt."""
+    target, _ = models.shipped_models()
+    return _room(target, _pair_prompts(target))
+
+
+def smollm2_room() -> int:
+    """Return how many tokens a run of SmolLM2 may have, after the longest prompt.
+
+    Raises:
+      ImportError: SmolLM2 is not installed.
+    """
+    target = _smollm2()
+    return _room(target, list(_smollm2_prompts(target).values()))
+
+
+def _room(target: LanguageModel, prompts: Sequence[Sequence[int]]) -> int:
+    assert target.max_context is not None
+    return target.max_context - max(map(len, prompts))
+
+
+def _pair_prompts(target: LanguageModel) -> list[list[int]]:
+    """Return lines that the pair has not seen, from all over the held-out text."""
+    assert target.tokenizer is not None
+    text = models.split_text(models.shipped_text(), held_out=True)
+    lines = [line + "\n" for line in text.splitlines()[1:] if 30 <= len(line) <= 60]
+    return [target.tokenizer.encode(line) for line in lines[::7]]
+
+
+def _smollm2_prompts(target: LanguageModel) -> dict[str, list[int]]:
+    """Return the prompts of `prompts.json` by their ids."""
+    assert target.tokenizer is not None
+    stored = importlib.resources.files("jaxspec.bench") / "prompts.json"
+    prompts = json.loads(stored.read_text(encoding="utf-8"))["prompts"]
+    return {
+        prompt["id"]: target.tokenizer.encode(
+            models.chat_prompt(prompt["text"]) if prompt["form"] == "chat" else prompt["text"]
+        )
+        for prompt in prompts
+    }
+
+
 def measure_pair(*, repeats: int, new_tokens: int, temperature: float, seed: int) -> list[Speed]:
     """Decode held-out lines with the shipped pair by every drafter, and plainly on the host.
 
     Args:
-      repeats: prompts, each a pair of runs for every drafter.
+      repeats: pairs of runs for every drafter, each of the next prompt and with draws of its own;
+        after the last prompt comes the first again.
       new_tokens: characters of a run.
       temperature: of all runs.
       seed: of all draws.
     """
     target, draft = models.shipped_models()
     ngram, _ = models.shipped_pair()
-    assert target.tokenizer is not None
-    text = models.split_text(models.shipped_text(), held_out=True)
-    lines = [line + "\n" for line in text.splitlines()[1:] if 30 <= len(line) <= 60]
+    prompts = itertools.cycle(_pair_prompts(target))
     keys = jax.random.split(jax.random.key(seed), repeats)
-    requests = [
-        Request(
-            target.tokenizer.encode(line),
-            key,
-            {"new_tokens": new_tokens, "temperature": temperature},
-        )
-        for line, key in zip(lines[::7], keys, strict=False)
-    ]
+    options = {"new_tokens": new_tokens, "temperature": temperature}
+    requests = [Request(next(prompts), key, options) for key in keys]
     drafters: dict[str, fused.FusedDrafter] = {
         "path of 4, draft network": fused.model_path(draft, 4),
         "block of 4, draft network": fused.model_path(draft, 4, RULES["block"]),
@@ -112,20 +155,12 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
     Raises:
       ImportError: SmolLM2 is not installed.
     """
-    target = models.load_smollm2()
-    assert target.tokenizer is not None
-    stored = importlib.resources.files("jaxspec.bench") / "prompts.json"
-    prompts = json.loads(stored.read_text(encoding="utf-8"))["prompts"]
-    requests = {}
-    for prompt in prompts:
-        text = prompt["text"]
-        text = models.chat_prompt(text) if prompt["form"] == "chat" else text
-        request = Request(
-            target.tokenizer.encode(text),
-            jax.random.key(0),
-            {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": STOP_TOKENS},
-        )
-        requests[f"SmolLM2, {prompt['id']}"] = [request] * repeats
+    target = _smollm2()
+    options = {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": STOP_TOKENS}
+    requests = {
+        f"SmolLM2, {name}": [Request(prompt, jax.random.key(0), options)] * repeats
+        for name, prompt in _smollm2_prompts(target).items()
+    }
     length = new_tokens + max(len(each[0].prompt) for each in requests.values())
     return _measure(target, {"lookup": fused.Lookup()}, requests, length, {})
 

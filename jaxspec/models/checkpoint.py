@@ -24,7 +24,13 @@ import numpy as np
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
 from jaxspec.models.tokenizers import TextTokenizer, read_tokenizer
-from jaxspec.models.weights import CheckpointError, params_from_tensors
+from jaxspec.models.weights import (
+    MOST_HEAD_WIDTH,
+    CheckpointError,
+    Fields,
+    params_from_tensors,
+    shown,
+)
 
 LAYOUT: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
@@ -52,13 +58,23 @@ _ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 }
 """What each says of fields that a `config.json` leaves out, as far as it matters here."""
 
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-)
+_ROPE_FIELDS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "none": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset(
+        {
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        }
+    ),
+}
+"""What each rope type takes besides its base."""
+
+_OLD_FREQUENCIES = "rotary_emb.inv_freq"
+_ROPE_ALWAYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
 def load_huggingface(
@@ -95,7 +111,7 @@ def load_huggingface(
         config,
         params,
         name=place.resolve().name if name is None else name,
-        tokenizer=_tokenizer(place),
+        tokenizer=_tokenizer(place, config.vocab),
     )
 
 
@@ -111,38 +127,41 @@ def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
     path = pathlib.Path(directory) / "config.json"
     stored = _read_json(path)
     kind = _architecture(path, stored)
-    stored = {**_ARCHITECTURES[kind], **stored}
-    for field in _REQUIRED:
-        if not isinstance(stored.get(field), int):
-            raise CheckpointError(f"{path}: {field} is {stored.get(field)!r}, not a whole number")
-    _refuse_unsupported(path, stored)
-    width, heads = stored["hidden_size"], stored["num_attention_heads"]
-    head_width = stored.get("head_dim")
+    fields = Fields(path, {**_ARCHITECTURES[kind], **stored})
+    layers = fields.whole("num_hidden_layers")
+    _refuse_unsupported(fields, layers)
+    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    head_width = fields.whole("head_dim", None, least=2, most=MOST_HEAD_WIDTH)
     if head_width is None:
-        if heads < 1 or width % heads:
+        if width % heads or width // heads > MOST_HEAD_WIDTH:
             raise CheckpointError(
                 f"{path}: hidden_size {width} does not split into num_attention_heads {heads}, and "
                 "there is no head_dim"
             )
         head_width = width // heads
+    if head_width % 2:
+        raise CheckpointError(
+            f"{path}: head_dim is {head_width}, not even: half of a head turns with the other"
+        )
+    kv_heads = fields.whole("num_key_value_heads", None)
     try:
         return LlamaConfig(
-            vocab=stored["vocab_size"],
+            vocab=fields.whole("vocab_size"),
             width=width,
-            layers=stored["num_hidden_layers"],
+            layers=layers,
             heads=heads,
-            kv_heads=stored.get("num_key_value_heads") or heads,
+            kv_heads=heads if kv_heads is None else kv_heads,
             head_width=head_width,
-            hidden=stored["intermediate_size"],
-            rope_frequencies=_rope_frequencies(path, stored, head_width),
-            norm_epsilon=float(stored.get("rms_norm_eps", 1e-6)),
-            max_context=stored.get("max_position_embeddings"),
+            hidden=fields.whole("intermediate_size"),
+            rope_frequencies=_rope_frequencies(fields, head_width),
+            norm_epsilon=float(fields.number("rms_norm_eps", 1e-6)),
+            max_context=fields.whole("max_position_embeddings", None),
             has_biases=kind == "Qwen2ForCausalLM",
-            is_tied=stored.get("tie_word_embeddings", False),
+            is_tied=fields.truth("tie_word_embeddings", False),
         )
     except CheckpointError:
         raise
-    except (ArithmeticError, TypeError, ValueError) as error:
+    except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
@@ -175,77 +194,81 @@ def llama3_frequencies(
 
 def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> str:
     """Return which of the known architectures a config describes."""
-    named = stored.get("architectures")
+    named: Any = stored.get("architectures")
     known = ", ".join(_ARCHITECTURES)
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in _ARCHITECTURES:
-        raise CheckpointError(f"{path}: architectures is {named!r}; this package has {known}")
+    # One by one: what stands in the list may be anything, also what no dict can look up.
+    is_known = isinstance(named, list) and len(named) == 1 and named[0] in tuple(_ARCHITECTURES)
+    if not is_known:
+        raise CheckpointError(f"{path}: architectures is {shown(named)}; this package has {known}")
     return named[0]
 
 
-def _refuse_unsupported(path: pathlib.Path, stored: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Fields, layers: int) -> None:
     """Raise for the first field that asks for what the network does not do."""
-    layers = stored.get("layer_types") or []
-    window = stored.get("sliding_window")
+    stored = fields.values
+    kinds = fields.texts("layer_types", None)
+    if kinds is not None and len(kinds) != layers:
+        raise fields.refusal(
+            "layer_types", f"of {len(kinds)} layers, not num_hidden_layers {layers}"
+        )
+    window = fields.whole("sliding_window", None)
     # Qwen2 names a window that it uses only if it also says so; a window no text outgrows is none.
-    is_windowed = stored.get("use_sliding_window", window is not None)
+    is_windowed = fields.truth("use_sliding_window", window is not None)
     if is_windowed and window is not None:
-        is_windowed = window < (stored.get("max_position_embeddings") or math.inf)
+        is_windowed = window < (fields.whole("max_position_embeddings", None) or math.inf)
     unsupported = {
         "hidden_act": stored.get("hidden_act", "silu") not in ("silu", "swish"),
         "attention_bias": bool(stored.get("attention_bias")),
         "mlp_bias": bool(stored.get("mlp_bias")),
         "sliding_window": bool(is_windowed),
-        "layer_types": any(kind != "full_attention" for kind in layers),
+        "layer_types": any(kind != "full_attention" for kind in kinds or []),
         "partial_rotary_factor": stored.get("partial_rotary_factor", 1.0) != 1.0,
         "quantization_config": bool(stored.get("quantization_config")),
     }
     for field, is_unsupported in unsupported.items():
         if is_unsupported:
-            raise CheckpointError(
-                f"{path}: {field} is {stored.get(field)!r}, which this package's network does not do"
-            )
+            raise fields.refusal(field, "which this package's network does not do")
 
 
-def _rope_frequencies(
-    path: pathlib.Path, stored: Mapping[str, Any], head_width: int
-) -> tuple[float, ...]:
+def _rope_frequencies(fields: Fields, head_width: int) -> tuple[float, ...]:
     """Return the frequencies that a config asks for.
 
     They stand at the top and in `rope_scaling`, or, as newer files have it, in `rope_parameters`.
     """
-    rope = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
+    rope = {**fields.inner("rope_scaling"), **fields.inner("rope_parameters")}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    base = rope.get("rope_theta", stored.get("rope_theta", 10000.0))
-
-    def number(field: str) -> float:
-        if not isinstance(rope.get(field), int | float):
-            raise CheckpointError(
-                f"{path}: rope type {kind} needs {field}, found {rope.get(field)!r}"
-            )
-        return float(rope[field])
-
-    frequencies = rope_frequencies(head_width, float(base))
+    if not isinstance(kind, str) or kind not in _ROPE_FIELDS or rope.get("type", kind) != kind:
+        also = f" and {shown(rope['type'])}" if "type" in rope and "rope_type" in rope else ""
+        raise CheckpointError(
+            f"{fields.path}: rope type is {shown(kind)}{also}; this package has default, linear, "
+            "llama3"
+        )
+    for field in sorted(rope.keys() - _ROPE_ALWAYS - _ROPE_FIELDS[kind]):
+        raise CheckpointError(
+            f"{fields.path}: {field} is {shown(rope[field])}, which rope type {kind} does not take; "
+            "rope_type must say what it is for"
+        )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise CheckpointError(
-            f"{path}: partial_rotary_factor is {rope['partial_rotary_factor']!r}, which this "
-            "package's network does not do"
+            f"{fields.path}: partial_rotary_factor is {shown(rope['partial_rotary_factor'])}, which "
+            "this package's network does not do"
         )
-    match kind:
-        case "default" | "none":
-            return frequencies
-        case "linear":
-            return tuple(frequency / number("factor") for frequency in frequencies)
-        case "llama3":
-            return llama3_frequencies(
-                frequencies,
-                factor=number("factor"),
-                low=number("low_freq_factor"),
-                high=number("high_freq_factor"),
-                context=number("original_max_position_embeddings"),
-            )
-    raise CheckpointError(
-        f"{path}: rope type is {kind!r}; this package has default, linear, llama3"
-    )
+    scaling = Fields(f"{fields.path}: rope type {kind}", rope)
+    base = (scaling if "rope_theta" in rope else fields).number("rope_theta", 10000.0)
+    frequencies = rope_frequencies(head_width, float(base))
+    if kind == "linear":
+        factor = scaling.number("factor")
+        return tuple(frequency / factor for frequency in frequencies)
+    if kind == "llama3":
+        low = scaling.number("low_freq_factor")
+        return llama3_frequencies(
+            frequencies,
+            factor=scaling.number("factor"),
+            low=low,
+            high=scaling.number("high_freq_factor", above=low),
+            context=scaling.number("original_max_position_embeddings"),
+        )
+    return frequencies
 
 
 def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
@@ -257,41 +280,85 @@ def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray
         raise ImportError(message) from error
     index = place / "model.safetensors.index.json"
     whole = place / "model.safetensors"
-    shards: dict[str, set[str]] = {whole.name: set()}
+    listed: dict[str, str] | None = None  # the shard of each tensor
     if not whole.is_file():
         if not index.is_file():
             raise CheckpointError(
                 f"{place}: there is neither {whole.name} nor {index.name}; weights in another format "
                 "must be saved as safetensors first"
             )
-        shards = {}
-        for name, shard in _read_json(index).get("weight_map", {}).items():
-            shards.setdefault(shard, set()).add(name)
-    for shard, listed in shards.items():
+        listed = _listed(index)
+    for shard in [whole.name] if listed is None else sorted(set(listed.values())):
         path = place / shard
         try:
             file = safetensors.safe_open(path, framework="np")
-            found = set(file.keys())
+            # Old checkpoints store the frequencies too; they follow from the config.
+            found = {name for name in file.keys() if not name.endswith(_OLD_FREQUENCIES)}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        for name in sorted(listed - found):
-            raise CheckpointError(f"{path}: tensor {name} is missing, {index.name} says it is here")
+        if listed is not None:
+            wanted = {name for name, where in listed.items() if where == shard}
+            for name in sorted(wanted - found):
+                raise CheckpointError(
+                    f"{path}: tensor {name} is missing, {index.name} says it is here"
+                )
+            # A second one may be of another time: which is meant, only the index says.
+            for name in sorted(found - wanted):
+                says = f"says it is in {listed[name]}" if name in listed else "does not list it"
+                raise CheckpointError(f"{path}: tensor {name} is here, yet {index.name} {says}")
         for name in sorted(found):
-            # Old checkpoints store the frequencies too; they follow from the config.
-            if not name.endswith("rotary_emb.inv_freq"):
-                yield name, functools.partial(file.get_tensor, name)
+            yield name, functools.partial(_read_tensor, path, file, name)
 
 
-def _tokenizer(place: pathlib.Path) -> TextTokenizer | None:
+def _listed(index: pathlib.Path) -> dict[str, str]:
+    """Return the file of each tensor that an index lists, all of them in its own directory."""
+    listed = Fields(index, _read_json(index)).get(
+        "weight_map", None, lambda value: isinstance(value, dict), "an object of file names"
+    )
+    if listed is None:
+        raise CheckpointError(f"{index}: weight_map is missing")
+    for name, shard in listed.items():
+        is_plain = isinstance(shard, str) and not set(shard) & set("/\\\0")
+        if not is_plain or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: weight_map puts tensor {name} into {shown(shard)}, which is not the name "
+                "of a safetensors file in this directory"
+            )
+    return {name: shard for name, shard in listed.items() if not name.endswith(_OLD_FREQUENCIES)}
+
+
+def _read_tensor(path: pathlib.Path, file: Any, name: str) -> np.ndarray:
+    try:
+        return file.get_tensor(name)
+    except Exception as error:  # for a type that numpy lacks the library trips over that
+        kind = file.get_slice(name).get_dtype()
+        raise CheckpointError(
+            f"{path}: tensor {name} is stored as {kind}, which cannot be read: {error}"
+        ) from error
+
+
+def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
     """Read a directory's tokenizer and the ids that end its texts, if it has one."""
-    if not (place / "tokenizer.json").is_file():
+    stop_tokens: list[int] = []
+    for file in ("config.json", "generation_config.json"):  # the later one decides
+        path = place / file
+        if path.is_file():
+            found = _stop_tokens(path, vocab)
+            stop_tokens = stop_tokens if found is None else found
+    path = place / "tokenizer.json"
+    return read_tokenizer(path, stop_tokens, vocab=vocab) if path.is_file() else None
+
+
+def _stop_tokens(path: pathlib.Path, vocab: int) -> list[int] | None:
+    """Return the ids that end a text as a file names them, one or a list; None if it does not."""
+    stored = _read_json(path).get("eos_token_id")
+    if stored is None:
         return None
-    stop: Any = None
-    for file in ("generation_config.json", "config.json"):
-        if stop is None and (place / file).is_file():
-            stop = _read_json(place / file).get("eos_token_id")
-    stop_tokens = stop if isinstance(stop, list) else [] if stop is None else [stop]
-    return read_tokenizer(place / "tokenizer.json", stop_tokens)
+    stop = stored if isinstance(stored, list) else [stored]
+    for token in stop:
+        fields = Fields(path, {"eos_token_id": token})
+        fields.whole("eos_token_id", least=0, most=vocab - 1)
+    return stop
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -302,7 +369,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     """Read a file that holds one object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not an object")

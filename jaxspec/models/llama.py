@@ -19,6 +19,7 @@ References:
 import dataclasses
 import functools
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -63,10 +64,19 @@ class LlamaConfig:
     is_tied: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit each other."""
-        sizes = (self.vocab, self.width, self.layers, self.heads, self.kv_heads, self.hidden)
-        if min(sizes) < 1:
-            raise ValueError(f"{self}: every size must be at least 1")
+        """Refuse sizes that are none, or that do not fit each other."""
+        for field in ("vocab", "width", "layers", "heads", "kv_heads", "head_width", "hidden"):
+            _check_size(field, getattr(self, field))
+        if self.max_context is not None:
+            _check_size("max_context", self.max_context)
+        for field in ("has_biases", "is_tied"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{field} is {getattr(self, field)!r}, must be True or False")
+        if not _is_float32(self.norm_epsilon) or self.norm_epsilon <= 0:
+            raise ValueError(f"norm_epsilon is {self.norm_epsilon!r}, must be finite and above 0")
+        for pair, frequency in enumerate(self.rope_frequencies):
+            if not _is_float32(frequency):
+                raise ValueError(f"rope_frequencies[{pair}] is {frequency!r}, must be finite")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} heads do not share {self.kv_heads} heads of keys evenly"
@@ -76,6 +86,17 @@ class LlamaConfig:
                 f"heads of width {self.head_width} need half as many rope_frequencies, not "
                 f"{len(self.rope_frequencies)}"
             )
+
+
+def _check_size(field: str, value: Any) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{field} is {value!r}, must be a whole number of at least 1")
+
+
+def _is_float32(value: Any) -> bool:
+    """Whether it is a number that float32, in which the network counts angles, holds as finite."""
+    is_real = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
+    return is_real and bool(abs(value) <= float(np.finfo(np.float32).max))
 
 
 @record
@@ -148,6 +169,58 @@ def rope_frequencies(head_width: int, base: float = 10000.0) -> tuple[float, ...
     (1.0, 0.1)
     """
     return tuple(base ** (-2 * pair / head_width) for pair in range(head_width // 2))
+
+
+def wanted_shapes(
+    config: LlamaConfig,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of the fields of `LlamaParams` and of `LlamaLayer` that a network has."""
+    width, hidden = config.width, config.hidden
+    query, key = config.heads * config.head_width, config.kv_heads * config.head_width
+    whole: dict[str, tuple[int, ...]] = {"embedding": (config.vocab, width), "norm": (width,)}
+    if not config.is_tied:
+        whole["head"] = (config.vocab, width)
+    of_layer: dict[str, tuple[int, ...]] = {
+        "attention_norm": (width,),
+        "query": (query, width),
+        "key": (key, width),
+        "value": (key, width),
+        "output": (width, query),
+        "hidden_norm": (width,),
+        "gate": (hidden, width),
+        "up": (hidden, width),
+        "down": (width, hidden),
+    }
+    if config.has_biases:
+        of_layer |= {"query_bias": (query,), "key_bias": (key,), "value_bias": (key,)}
+    return whole, of_layer
+
+
+def check_shapes(config: LlamaConfig, params: LlamaParams) -> None:
+    """Refuse parameters of another network.
+
+    Args:
+      config: the sizes.
+      params: the weights, or anything with their shapes.
+
+    Raises:
+      ValueError: the first weight whose shape is not the one that the sizes ask for.
+    """
+    whole, of_layer = wanted_shapes(config)
+    if len(params.layers) != config.layers:
+        raise ValueError(
+            f"params have {len(params.layers)} layers, their config wants {config.layers}"
+        )
+    parts: list[tuple[str, Any, dict[str, tuple[int, ...]]]] = [("params", params, whole)]
+    parts += [(f"params.layers[{i}]", layer, of_layer) for i, layer in enumerate(params.layers)]
+    for name, part, wanted in parts:
+        for field in (each.name for each in dataclasses.fields(part) if each.name != "layers"):
+            weight = getattr(part, field)
+            found = None if weight is None else tuple(weight.shape)
+            if found != wanted.get(field):
+                raise ValueError(
+                    f"{name}.{field} has shape {found}, its config wants {wanted.get(field)}"
+                )
 
 
 def init_llama(key: jax.Array, config: LlamaConfig, dtype: Any = jnp.float32) -> LlamaParams:
@@ -226,7 +299,11 @@ def llama(
         weights and logits are float32.
       name: its id.
       tokenizer: its tokenizer.
+
+    Raises:
+      ValueError: a weight whose shape does not fit the sizes.
     """
+    check_shapes(config, params)
     return LanguageModel(
         name=name,
         vocab=config.vocab,

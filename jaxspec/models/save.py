@@ -1,16 +1,30 @@
 """Write a network as the directory that Hugging Face libraries read."""
 
+import functools
 import json
+import math
+import operator
 import os
 import pathlib
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxspec.models.checkpoint import LAYOUT
-from jaxspec.models.llama import LlamaConfig, LlamaParams, rope_frequencies
-from jaxspec.models.weights import wanted_shapes
+from jaxspec.models.llama import (
+    LlamaConfig,
+    LlamaParams,
+    check_shapes,
+    rope_frequencies,
+    wanted_shapes,
+)
+
+_WEIGHTS = "model.safetensors"
+_OF_THE_TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+"""Files that a loader reads beside the weights: old ones must not stay beside new weights."""
 
 
 def save_huggingface(
@@ -24,19 +38,24 @@ def save_huggingface(
 ) -> None:
     """Write `config.json`, `model.safetensors` and, for a network of characters, `tokenizer.json`.
 
-    `transformers` reads them as `LlamaForCausalLM`.
+    `transformers` reads them as `LlamaForCausalLM`. Everything is checked before the disk is touched,
+    and the files are written beside their places and moved there at the end: a failure leaves what
+    stood there whole.
 
     Args:
-      directory: made where it is not there; files of these names in it are replaced.
+      directory: made where it is not there; files of these names in it are replaced. One that holds
+        a `tokenizer.json`, `tokenizer_config.json` or `generation_config.json` that is not written
+        anew is refused, since it would be read as that of the new weights.
       config: the sizes; no biases.
       params: the weights.
-      alphabet: the character of each token; None writes no tokenizer.
+      alphabet: the character of each token, V sorted and distinct ones; None writes no tokenizer.
       dtype: float16 or float32, what weights are stored as.
       rope_base: of the frequencies, as `jaxspec.models.llama.rope_frequencies` takes it.
 
     Raises:
-      ValueError: a network that the layout cannot describe, or weights that leave the range of
-        `dtype`.
+      ValueError: a network that the layout cannot describe, weights or an alphabet that do not fit
+        the sizes, weights that leave the range of `dtype`, another dtype, or a directory as above.
+      OSError: it cannot be written to.
       ImportError: `safetensors` is not installed.
     """
     try:
@@ -44,10 +63,18 @@ def save_huggingface(
     except ImportError as error:
         message = "writing weights needs safetensors: pip install 'jaxspec-decoding[models]'"
         raise ImportError(message) from error
+    dtype = np.dtype(dtype)
+    if dtype not in (np.float16, np.float32):
+        raise ValueError(f"dtype is {dtype.name}, must be float16 or float32")
     if config.has_biases:
         raise ValueError("the Llama layout has no biases on queries, keys and values")
+    if not 0 < rope_base < math.inf:
+        raise ValueError(f"rope_base is {rope_base!r}, must be finite and above 0")
     if config.rope_frequencies != rope_frequencies(config.head_width, rope_base):
         raise ValueError(f"rope_frequencies are not those of base {rope_base}; say which base")
+    check_shapes(config, params)
+    if alphabet is not None:
+        _check_alphabet(alphabet, config.vocab)
     with np.errstate(over="ignore"):  # it is refused below
         weights = {
             name: np.ascontiguousarray(np.asarray(array, np.float32).astype(dtype))
@@ -55,21 +82,55 @@ def save_huggingface(
         }
     for name, array in weights.items():
         if not np.isfinite(array).all():
-            raise ValueError(f"{name} has an entry that is not finite as {np.dtype(dtype).name}")
+            raise ValueError(f"{name} has an entry that is not finite as {dtype.name}")
     place = pathlib.Path(directory)
-    place.mkdir(parents=True, exist_ok=True)
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    _write(place / "config.json", _describe(config, np.dtype(dtype).name, rope_base))
+    texts = {"config.json": _describe(config, dtype.name, rope_base)}
     if alphabet is not None:
-        _write(place / "tokenizer.json", _character_tokenizer(alphabet))
-        _write(
-            place / "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": config.max_context,
-            },
+        texts["tokenizer.json"] = _character_tokenizer(alphabet)
+        texts["tokenizer_config.json"] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": config.max_context,
+        }
+    for name in _OF_THE_TEXT:
+        if name not in texts and (place / name).exists():
+            raise ValueError(
+                f"{place / name} is there, yet not written anew: remove it, or save elsewhere"
+            )
+    writers: dict[str, Callable[[pathlib.Path], object]] = {
+        name: functools.partial(_write, _to_json(content)) for name, content in texts.items()
+    }
+    writers[_WEIGHTS] = functools.partial(save_file, weights, metadata={"format": "pt"})
+    place.mkdir(parents=True, exist_ok=True)
+    _replace(place, writers)
+
+
+def _check_alphabet(alphabet: str, vocab: int) -> None:
+    if list(alphabet) != sorted(set(alphabet)) or len(alphabet) != vocab:
+        raise ValueError(
+            f"alphabet is {alphabet!r} of {len(alphabet)} characters, must be {vocab} distinct ones, "
+            "sorted"
         )
+
+
+def _replace(place: pathlib.Path, writers: Mapping[str, Callable[[pathlib.Path], object]]) -> None:
+    """Write files beside their places, and move them there once all are written."""
+    parts: dict[pathlib.Path, pathlib.Path] = {}
+    try:
+        for name, write in writers.items():
+            path = pathlib.Path(os.path.realpath(place / name))  # a link stays one
+            if path.is_dir():
+                raise IsADirectoryError(f"{path} is a directory, not a file to replace")
+            part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+            parts[part] = path
+            write(part)
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+        for part, path in parts.items():
+            os.replace(part, path)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
 
 
 def _named(config: LlamaConfig, params: LlamaParams) -> dict[str, Any]:
@@ -94,8 +155,8 @@ def _describe(config: LlamaConfig, dtype: str, rope_base: float) -> dict[str, An
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_width,
         "hidden_act": "silu",
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": rope_base,
+        "rms_norm_eps": float(config.norm_epsilon),
+        "rope_theta": float(rope_base),
         "max_position_embeddings": config.max_context,
         "tie_word_embeddings": config.is_tied,
         "attention_bias": False,
@@ -130,5 +191,9 @@ def _character_tokenizer(alphabet: str) -> dict[str, Any]:
     }
 
 
-def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
+def _to_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=True, default=operator.index) + "\n"
+
+
+def _write(text: str, path: pathlib.Path) -> None:
+    path.write_text(text, encoding="utf-8")

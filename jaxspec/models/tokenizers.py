@@ -1,11 +1,12 @@
 """Tokenizers of checkpoints, through the `tokenizers` library."""
 
 import functools
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.models.weights import CheckpointError
+from jaxspec.models.weights import CheckpointError, shown
 
 
 class TextTokenizer:
@@ -15,9 +16,16 @@ class TextTokenizer:
       stop_tokens: ids that end a text, as the checkpoint says; may be empty.
     """
 
-    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int] = ()) -> None:
-        """Take a `tokenizers.Tokenizer` and the ids that end a text."""
+    def __init__(
+        self, tokenizer: Any, stop_tokens: Sequence[int] = (), *, vocab: int | None = None
+    ) -> None:
+        """Take a `tokenizers.Tokenizer`, the ids that end a text and how many ids there are.
+
+        A network may have more ids than its tokenizer has tokens; these stand for no text. By
+        default there are as many as tokens.
+        """
         self._tokenizer = tokenizer
+        self._vocab = vocab
         self.stop_tokens = tuple(stop_tokens)
 
     @functools.cached_property
@@ -34,23 +42,53 @@ class TextTokenizer:
 
         Special tokens that are spelt out in it, such as `<|im_end|>`, are one id each; a start token
         is put in front where the checkpoint's tokenizer does so.
+
+        Raises:
+          ValueError: a character that the tokenizer has no token for.
         """
-        return self._tokenizer.encode(text).ids
+        try:
+            return self._tokenizer.encode(text).ids
+        except Exception as error:  # the library raises nothing more exact
+            if not isinstance(text, str):
+                raise
+            strange = next((c for c in text if not self._takes(c)), None)
+            what = "a text" if strange is None else f"character {strange!r}"
+            raise ValueError(f"{what} cannot be encoded, in {shown(text)}: {error}") from error
+
+    def _takes(self, text: str) -> bool:
+        try:
+            self._tokenizer.encode(text)
+        except Exception:
+            return False
+        return True
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ids, special tokens spelt out."""
-        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
+        """Return the text of ids, special tokens spelt out.
+
+        Raises:
+          ValueError: an id that there is not.
+        """
+        ids = [operator.index(token) for token in tokens]
+        count = len(self.pieces) if self._vocab is None else self._vocab
+        for place, token in enumerate(ids):
+            if not 0 <= token < count:
+                raise ValueError(f"token {place} is {token}, must be from 0 to {count - 1}")
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def read_tokenizer(path: str | os.PathLike[str], stop_tokens: Sequence[int] = ()) -> TextTokenizer:
+def read_tokenizer(
+    path: str | os.PathLike[str], stop_tokens: Sequence[int] = (), *, vocab: int | None = None
+) -> TextTokenizer:
     """Read a `tokenizer.json`.
 
     Args:
       path: the file.
       stop_tokens: ids that end a text.
+      vocab: how many ids the network has; default as many as tokens.
 
     Raises:
-      CheckpointError: the library cannot read it.
+      CheckpointError: the library cannot read it, two tokens share an id, or one has an id that the
+        network does not have.
       ImportError: `tokenizers` is not installed.
     """
     library = _library()
@@ -60,7 +98,17 @@ def read_tokenizer(path: str | os.PathLike[str], stop_tokens: Sequence[int] = ()
         raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TextTokenizer(tokenizer, stop_tokens)
+    piece_of: dict[int, str] = {}
+    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        if vocab is not None and token >= vocab:
+            raise CheckpointError(
+                f"{path}: token {shown(piece)} has id {token}, its network has ids below {vocab}"
+            )
+        if token in piece_of:
+            both = " and ".join(sorted((shown(piece), shown(piece_of[token]))))
+            raise CheckpointError(f"{path}: tokens {both} share id {token}")
+        piece_of[token] = piece
+    return TextTokenizer(tokenizer, stop_tokens, vocab=vocab)
 
 
 def byte_level_tokenizer(
@@ -70,6 +118,7 @@ def byte_level_tokenizer(
     stop_tokens: Sequence[int] = (),
     *,
     single_digits: bool = False,
+    vocab: int | None = None,
 ) -> TextTokenizer:
     """Build a byte-level pair encoding as GPT-2 has it.
 
@@ -79,15 +128,26 @@ def byte_level_tokenizer(
       special: tokens among `pieces` that text spells out whole, never pieced together.
       stop_tokens: ids that end a text.
       single_digits: whether every digit is a token of its own.
+      vocab: how many ids the network has; default as many as pieces.
 
     Raises:
-      CheckpointError: pieces repeat, or a merge makes a token that is not among them.
+      CheckpointError: pieces repeat or are more than `vocab`, or a merge is not of two pieces that
+        make a third.
       ImportError: `tokenizers` is not installed.
     """
     library = _library()
     vocabulary = {piece: token for token, piece in enumerate(pieces)}
     if len(vocabulary) != len(pieces):
         raise CheckpointError("a tokenizer's pieces repeat")
+    if vocab is not None and len(pieces) > vocab:
+        raise CheckpointError(f"a tokenizer of {len(pieces)} pieces for {vocab} ids")
+    # Said here: the library panics, past all `except Exception`, over some of these.
+    for number, merge in enumerate(merges):
+        if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
+            raise CheckpointError(
+                f"not a pair encoding: merge {number} is {shown(' '.join(merge))}, not two pieces "
+                "that make a third"
+            )
     try:
         tokenizer = library.Tokenizer(library.models.BPE(vocabulary, list(merges)))
     except Exception as error:  # the library raises nothing more exact
@@ -98,7 +158,7 @@ def byte_level_tokenizer(
     tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(steps)
     tokenizer.decoder = library.decoders.ByteLevel()
     tokenizer.add_special_tokens([library.AddedToken(piece, special=True) for piece in special])
-    return TextTokenizer(tokenizer, stop_tokens)
+    return TextTokenizer(tokenizer, stop_tokens, vocab=vocab)
 
 
 def _library() -> Any:

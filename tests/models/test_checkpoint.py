@@ -168,7 +168,10 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
         ({"quantization_config": {"bits": 4}}, "quantization_config is .'bits': 4."),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rope type is 'yarn'"),
         ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic"}}, "rope type is 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "rope type linear needs factor, found None"),
+        (
+            {"rope_parameters": {"rope_type": "linear"}},
+            "rope type linear: factor is None, not a finite",
+        ),
         ({"hidden_size": ...}, "hidden_size is None, not a whole number"),
         ({"vocab_size": "24"}, "vocab_size is '24', not a whole number"),
         (
@@ -176,7 +179,7 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
             "8 does not split into num_attention_heads 3",
         ),
         ({"num_key_value_heads": 3}, "4 heads do not share 3"),
-        ({"head_dim": 5}, "heads of width 5"),
+        ({"head_dim": 5}, "head_dim is 5, not even"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -16,8 +16,8 @@ from jaxspec.models.llama import (
     llama,
     llama_forward,
     rope_frequencies,
+    wanted_shapes,
 )
-from jaxspec.models.weights import wanted_shapes
 from jaxspec.trees import ancestor_mask, make_tree, node_depths
 
 CONFIG = LlamaConfig(
@@ -278,10 +278,38 @@ def test_drawn_weights_are_those_that_a_checkpoint_must_have():
     [
         ({"kv_heads": 3}, "4 heads do not share 3 heads of keys evenly"),
         ({"head_width": 8}, "heads of width 8 need half as many rope_frequencies, not 3"),
-        ({"layers": 0}, "every size must be at least 1"),
-        ({"vocab": 0}, "every size must be at least 1"),
+        ({"layers": 0}, "layers is 0, must be a whole number of at least 1"),
+        ({"vocab": True}, "vocab is True, must be a whole number"),
+        ({"width": 16.0}, "width is 16.0, must be a whole number"),
+        ({"max_context": -5}, "max_context is -5, must be a whole number"),
+        ({"is_tied": "false"}, "is_tied is 'false', must be True or False"),
+        ({"norm_epsilon": float("nan")}, "norm_epsilon is nan, must be finite"),
+        ({"norm_epsilon": -1.0}, r"norm_epsilon is -1\.0, must be finite and above 0"),
+        ({"rope_frequencies": (1.0, 1j, 0.1)}, r"rope_frequencies\[1\] is 1j, must be finite"),
+        ({"rope_frequencies": (1.0, 0.1, 1e300)}, r"rope_frequencies\[2\] is 1e\+300"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab": 14}, r"params\.embedding has shape \(13, 16\), its config wants \(14, 16\)"),
+        ({"hidden": 23}, r"params\.layers\[0\]\.gate has shape \(24, 16\), .* \(23, 16\)"),
+        ({"layers": 3}, "params have 2 layers, their config wants 3"),
+        ({"is_tied": True}, r"params\.head has shape \(13, 16\), its config wants None"),
+        ({"has_biases": False}, r"layers\[0\]\.query_bias has shape \(24,\), .* wants None"),
+    ],
+)
+def test_weights_of_another_network_are_refused_by_name_with_both_shapes(change, message):
+    with pytest.raises(ValueError, match=message):
+        llama(dataclasses.replace(CONFIG, **change), shapes(jnp.float32))
+
+
+def test_a_weight_that_the_sizes_ask_for_must_be_there():
+    params = dataclasses.replace(shapes(jnp.float32), head=None)
+    with pytest.raises(ValueError, match=r"params\.head has shape None, .* wants \(13, 16\)"):
+        llama(CONFIG, params)

@@ -8,7 +8,7 @@ put into the order of the half-rotation form, so that one RoPE serves every netw
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +17,12 @@ import numpy as np
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
 from jaxspec.models.tokenizers import TextTokenizer, byte_level_tokenizer
-from jaxspec.models.weights import CheckpointError, params_from_tensors
+from jaxspec.models.weights import (
+    MOST_HEAD_WIDTH,
+    CheckpointError,
+    Fields,
+    params_from_tensors,
+)
 
 LAYOUT: Mapping[str, str] = {
     "embedding": "token_embd.weight",
@@ -75,14 +80,14 @@ def load_gguf(
         tensor = stored[name]
         try:
             return np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
-        except NotImplementedError as error:
+        except (NotImplementedError, ValueError, IndexError) as error:
             raise CheckpointError(
-                f"{path}: tensor {name} is quantised as {tensor.tensor_type.name}, which the gguf "
-                "library does not expand"
+                f"{path}: tensor {name} is damaged, or quantised as {tensor.tensor_type.name}, which "
+                f"the gguf library does not expand: {error}"
             ) from error
 
     factors = expand(_ROPE_FACTORS) if _ROPE_FACTORS in stored else None
-    fields = _Fields(path, reader)
+    fields = Fields(path, _Metadata(reader))
     config = _config(fields, stored, factors)
     tensors: dict[str, Callable[[], np.ndarray]] = {
         name: functools.partial(expand, name) for name in stored if name != _ROPE_FACTORS
@@ -96,39 +101,37 @@ def load_gguf(
         config,
         params_from_tensors(config, tensors, LAYOUT, dtype, os.fspath(path)),
         name=path.stem if name is None else name,
-        tokenizer=_tokenizer(fields),
+        tokenizer=_tokenizer(fields, config.vocab),
     )
 
 
-class _Fields:
-    """The metadata of a file."""
+class _Metadata(Mapping[str, Any]):
+    """The metadata of a file, each value decoded when it is asked for."""
 
-    def __init__(self, path: pathlib.Path, reader: Any) -> None:
-        self.path = path
-        self._reader = reader
+    def __init__(self, reader: Any) -> None:
+        self._fields = reader.fields
 
-    def get(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+    def __getitem__(self, key: str) -> Any:
+        return self._fields[key].contents()
 
-    def number(self, key: str, default: float | None = None) -> Any:
-        value = self.get(key, default)
-        if not isinstance(value, int | float):
-            raise CheckpointError(f"{self.path}: {key} is {value!r}, not a number")
-        return value
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
-def _config(fields: _Fields, stored: Mapping[str, Any], factors: np.ndarray | None) -> LlamaConfig:
+def _config(fields: Fields, stored: Mapping[str, Any], factors: np.ndarray | None) -> LlamaConfig:
     """Return the sizes that the metadata states, or say which of it is not supported."""
-    kind = fields.get("general.architecture")
+    kind = fields.values.get("general.architecture")
     if kind != "llama":
         raise CheckpointError(
             f"{fields.path}: general.architecture is {kind!r}; this package has llama"
         )
-    width = fields.number("llama.embedding_length")
-    heads = fields.number("llama.attention.head_count")
-    head_width = fields.number("llama.attention.key_length", width // max(heads, 1))
-    scaling = fields.get("llama.rope.scaling.type", "none")
+    width = fields.whole("llama.embedding_length")
+    heads = fields.whole("llama.attention.head_count")
+    head_width = fields.whole("llama.attention.key_length", width // heads, most=MOST_HEAD_WIDTH)
+    scaling = fields.values.get("llama.rope.scaling.type", "none")
     must_be = {
         "llama.attention.value_length": head_width,
         "llama.rope.dimension_count": head_width,
@@ -136,7 +139,7 @@ def _config(fields: _Fields, stored: Mapping[str, Any], factors: np.ndarray | No
         "llama.attention.sliding_window": 0,
     }
     for key, value in must_be.items():
-        if (found := fields.get(key, value)) != value:
+        if (found := fields.values.get(key, value)) != value:
             raise CheckpointError(f"{fields.path}: {key} is {found!r}; this package has {value}")
     if scaling not in ("none", "linear"):
         raise CheckpointError(
@@ -145,15 +148,23 @@ def _config(fields: _Fields, stored: Mapping[str, Any], factors: np.ndarray | No
     frequencies = np.array(
         rope_frequencies(head_width, fields.number("llama.rope.freq_base", 10000.0))
     )
+    factor = "llama.rope.scaling.factor"
     if scaling == "linear":
-        frequencies = frequencies / fields.number("llama.rope.scaling.factor")
+        frequencies = frequencies / fields.number(factor)
+    elif fields.values.get(factor, 1.0) != 1.0:
+        raise fields.refusal(factor, "but llama.rope.scaling.type does not say how it scales")
     if factors is not None:
         if factors.shape != frequencies.shape:
             raise CheckpointError(
                 f"{fields.path}: tensor {_ROPE_FACTORS} has shape {factors.shape}, its metadata wants "
                 f"{frequencies.shape}"
             )
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise CheckpointError(
+                f"{fields.path}: tensor {_ROPE_FACTORS} must be above 0 and finite"
+            )
         frequencies = frequencies / factors
+    layers = fields.whole("llama.block_count", most=len(stored))  # more could not be stored
     embedding = stored.get(LAYOUT["embedding"])
     if embedding is None:
         raise CheckpointError(f"{fields.path}: tensor {LAYOUT['embedding']} is missing")
@@ -161,14 +172,14 @@ def _config(fields: _Fields, stored: Mapping[str, Any], factors: np.ndarray | No
         return LlamaConfig(
             vocab=int(embedding.shape[-1]),  # shapes stand innermost axis first
             width=width,
-            layers=fields.number("llama.block_count"),
+            layers=layers,
             heads=heads,
-            kv_heads=fields.number("llama.attention.head_count_kv", heads),
+            kv_heads=fields.whole("llama.attention.head_count_kv", heads),
             head_width=head_width,
-            hidden=fields.number("llama.feed_forward_length"),
+            hidden=fields.whole("llama.feed_forward_length"),
             rope_frequencies=tuple(frequencies.tolist()),
-            norm_epsilon=fields.number("llama.attention.layer_norm_rms_epsilon"),
-            max_context=fields.number("llama.context_length"),
+            norm_epsilon=float(fields.number("llama.attention.layer_norm_rms_epsilon")),
+            max_context=fields.whole("llama.context_length"),
             is_tied=LAYOUT["head"] not in stored,
         )
     except CheckpointError:
@@ -185,18 +196,23 @@ def _halved(read: Callable[[], np.ndarray], heads: int) -> np.ndarray:
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _tokenizer(fields: _Fields) -> TextTokenizer | None:
+def _tokenizer(fields: Fields, vocab: int) -> TextTokenizer | None:
     """Build the tokenizer that the metadata holds, if it is of a known kind."""
-    cut = fields.get("tokenizer.ggml.pre")
-    if fields.get("tokenizer.ggml.model") != "gpt2" or cut not in _SINGLE_DIGITS:
+    cut = fields.values.get("tokenizer.ggml.pre")
+    if fields.values.get("tokenizer.ggml.model") != "gpt2" or cut not in _SINGLE_DIGITS:
         return None
-    pieces = fields.get("tokenizer.ggml.tokens")
-    kinds = fields.get("tokenizer.ggml.token_type", [])
-    stop = fields.get("tokenizer.ggml.eos_token_id")
-    return byte_level_tokenizer(
-        pieces,
-        [tuple(merge.split(" ")) for merge in fields.get("tokenizer.ggml.merges")],
-        [piece for piece, kind in zip(pieces, kinds, strict=False) if kind == _CONTROL],
-        [] if stop is None else [stop],
-        single_digits=_SINGLE_DIGITS[cut],
-    )
+    pieces = fields.texts("tokenizer.ggml.tokens")
+    merges = fields.texts("tokenizer.ggml.merges")
+    kinds = fields.values.get("tokenizer.ggml.token_type", [])
+    stop = fields.whole("tokenizer.ggml.eos_token_id", None, least=0, most=vocab - 1)
+    try:
+        return byte_level_tokenizer(
+            pieces,
+            [tuple(merge.split(" ")) for merge in merges],
+            [piece for piece, kind in zip(pieces, kinds, strict=False) if kind == _CONTROL],
+            [] if stop is None else [stop],
+            single_digits=_SINGLE_DIGITS[cut],
+            vocab=vocab,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"{fields.path}: {error}") from error

@@ -19,7 +19,6 @@ References:
 import dataclasses
 import functools
 import math
-import numbers
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import record
+from jaxspec.checks import assert_whole, record
 from jaxspec.language_model import LanguageModel, Tokenizer
 
 
@@ -66,9 +65,9 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that are none, or that do not fit each other."""
         for field in ("vocab", "width", "layers", "heads", "kv_heads", "head_width", "hidden"):
-            _check_size(field, getattr(self, field))
+            assert_whole(field, getattr(self, field), 1)
         if self.max_context is not None:
-            _check_size("max_context", self.max_context)
+            assert_whole("max_context", self.max_context, 1)
         for field in ("has_biases", "is_tied"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field} is {getattr(self, field)!r}, must be True or False")
@@ -86,11 +85,6 @@ class LlamaConfig:
                 f"heads of width {self.head_width} need half as many rope_frequencies, not "
                 f"{len(self.rope_frequencies)}"
             )
-
-
-def _check_size(field: str, value: Any) -> None:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{field} is {value!r}, must be a whole number of at least 1")
 
 
 def _is_float32(value: Any) -> bool:

@@ -137,6 +137,43 @@ def test_a_shard_that_is_not_there_or_lacks_what_the_index_says_is_refused(llama
         load_huggingface(llama_copy)
 
 
+def edit_index(directory, edit):
+    path = directory / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    edit(index)
+    path.write_text(json.dumps(index))
+
+
+def test_a_tensor_is_read_from_its_own_shard_alone(llama_copy):
+    index = json.loads((llama_copy / "model.safetensors.index.json").read_text())["weight_map"]
+    other = next(shard for shard in sorted(set(index.values())) if shard != index[NORM])
+    edit_tensors(llama_copy, lambda tensors: tensors.update({NORM: np.ones(8, np.float32)}), other)
+    with pytest.raises(CheckpointError, match=rf"{other}.*{NORM}"):
+        load_huggingface(llama_copy)
+
+
+@pytest.mark.parametrize("shard", ["../other/model.safetensors", "/model.safetensors", 5, None])
+def test_an_index_that_leads_out_of_its_directory_or_nowhere_is_refused(llama_copy, shard):
+    edit_index(llama_copy, lambda index: index["weight_map"].update({NORM: shard}))
+    with pytest.raises(CheckpointError, match=r"index\.json: .*weight_map"):
+        load_huggingface(llama_copy)
+
+
+def test_more_layers_than_there_are_tensors_are_refused_at_once(qwen2_copy):
+    edit_config(qwen2_copy, num_hidden_layers=3_000_000_000, layer_types=...)
+    with pytest.raises(CheckpointError, match="3000000000 layers, more than the"):
+        load_huggingface(qwen2_copy)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(qwen2_copy):
+    def poison(tensors):
+        tensors[NORM] = np.full_like(tensors[NORM], np.nan)
+
+    edit_tensors(qwen2_copy, poison)
+    with pytest.raises(CheckpointError, match=rf"{NORM}.*finite"):
+        load_huggingface(qwen2_copy)
+
+
 def test_a_file_that_is_cut_short_is_refused_by_name(qwen2_copy):
     path = qwen2_copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
@@ -180,6 +217,12 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
         ),
         ({"num_key_value_heads": 3}, "4 heads do not share 3"),
         ({"head_dim": 5}, "head_dim is 5, not even"),
+        ({"head_dim": "4"}, "head_dim is '4', not a whole number"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0, not a finite number above 0"),
+        ({"max_position_embeddings": "64"}, "max_position_embeddings is '64', not a whole number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', not true or false"),
+        ({"rope_parameters": ..., "rope_scaling": {"factor": 4.0}}, "factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, "factor is -2.0"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -155,12 +155,21 @@ def test_quantised_weights_are_expanded(tmp_path):
         ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count is 4; this package has 8"),
         ({"llama.attention.value_length": 4}, "llama.attention.value_length is 4"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is 'yarn'"),
-        ({"llama.attention.head_count_kv": [2, 4]}, r"head_count_kv is \[2, 4\], not a number"),
+        ({"llama.attention.head_count_kv": [2, 4]}, r"head_count_kv is \[2, 4\], not a whole"),
         ({"llama.attention.head_count_kv": 3}, "4 heads do not share 3"),
-        ({"llama.block_count": None}, "llama.block_count is None, not a number"),
+        ({"llama.block_count": None}, "llama.block_count is None, not a whole"),
         ({"llama.block_count": 1}, "takes tensor blk.1.attn_norm.weight"),
         ({"llama.block_count": 3}, "tensor blk.2.attn_norm.weight of shape"),
         ({"llama.attention.key_length": 4}, "this package has 4"),
+        (
+            {"llama.block_count": 4_278_190_081},
+            "block_count is 4278190081, not a whole number from 1",
+        ),
+        ({"llama.block_count": 2.0}, "block_count is 2.0, not a whole number"),
+        ({"llama.rope.freq_base": -1.0}, "freq_base is -1.0, not a finite number above 0"),
+        ({"llama.rope.freq_base": float("nan")}, "freq_base is nan, not a finite number"),
+        ({"llama.context_length": 64.5}, "context_length is 64.5, not a whole number"),
+        ({"llama.rope.scaling.factor": 4.0}, "factor is 4.0, but llama.rope.scaling.type does not"),
     ],
 )
 def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks(

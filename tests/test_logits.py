@@ -238,6 +238,9 @@ def test_filters_leave_greedy_decoding_and_bad_values_as_they_are() -> None:
     assert (np.asarray(nothing.status) == Status.MASSLESS_ROW).all()
 
 
+CHECKED = jax.jit(js.checked(js.verify_tree))
+
+
 @pytest.mark.parametrize(
     ("top_k", "top_p", "message"),
     [
@@ -255,5 +258,5 @@ def test_checked_names_a_filter_that_is_none(top_k: int, top_p: float, message: 
         top_p=jnp.float32(top_p),
     )
     draws = js.Draws(accept=jnp.zeros(1), final=jnp.zeros(2))
-    error, _ = js.checked(js.verify_tree)(draws, ROOT_ALONE, rows)
+    error, _ = CHECKED(draws, ROOT_ALONE, rows)
     assert message in error.get()

@@ -5,10 +5,11 @@ Strictness: no silent broadcasting, no silent promotion, no warnings.
 Thrift: nearly all of the time goes into compilation. What one process has compiled lies on disk for
 the other processes of the run, the workers and those that tests start; `JAX_COMPILATION_CACHE_DIR`
 names a folder that is kept for the next run. Machine code is not optimised, and XLA's older emitter
-writes it; each spares half of a compilation. What is to be the user's program (the command line's
-proofs, what the loop compiles to) is compiled as users do, and so is everything for `-m networks`
-or with `JAX_DISABLE_MOST_OPTIMIZATIONS=0`. Tests that share most of their programs run in one
-worker, and those that take longest start first, so that the workers end together.
+writes it, in one piece: a quarter of a compilation is left. What is to be the user's program (the
+command line's proofs, the text of what the loop compiles to) is compiled as users do, and so is
+everything for `-m networks` or with `JAX_DISABLE_MOST_OPTIMIZATIONS=0`. Tests that share most of
+their programs run in one worker, and those that take longest start first, so that the workers end
+together.
 """
 
 import gc
@@ -17,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 DEFAULT = "not networks"
 NEWER_EMITTER = "xla_cpu_use_fusion_emitters"
 OLDER_EMITTER = f"--{NEWER_EMITTER}=false"
+THRIFT = f"{OLDER_EMITTER} --xla_cpu_parallel_codegen_split_count=1"
 TOGETHER = "tests/verify/"
 LONGEST = (TOGETHER, "tests/audit/", "tests/test_notebooks.py", "tests/test_command_line.py")
 
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", is_thrifty())
         if is_thrifty() and NEWER_EMITTER not in flags():
-            wanted = f"{flags()} {OLDER_EMITTER}".strip()
+            wanted = f"{flags()} {THRIFT}".strip()
             if are_known(wanted):
                 os.environ["XLA_FLAGS"] = wanted
 
@@ -70,19 +71,19 @@ def are_known(wanted: str) -> bool:
     return done.returncode == 0
 
 
-@pytest.fixture(scope="module")
-def fully_optimised() -> Iterator[dict[str, Any]]:
-    """Optimise what the tests of a module compile; with these options it is what users run."""
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield {NEWER_EMITTER: True} if OLDER_EMITTER in flags() else {}
-    jax.config.update("jax_disable_most_optimizations", is_thrifty())
+@pytest.fixture(scope="session")
+def users_options() -> dict[str, Any]:
+    """Compiler options with which the text of a compiled program is that of the user's.
+
+    How far the machine code made of it is optimised does not show in the text.
+    """
+    return {NEWER_EMITTER: True} if OLDER_EMITTER in flags() else {}
 
 
 @pytest.fixture(scope="session")
 def users_environment() -> dict[str, str]:
     """The environment of a process that compiles as users do."""
-    ours = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": flags().replace(OLDER_EMITTER, "")}
+    ours = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": flags().replace(THRIFT, "").strip()}
     return {**os.environ, **ours}
 
 

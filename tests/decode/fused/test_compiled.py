@@ -37,10 +37,10 @@ def decoder(name: str) -> fused.FusedDecoder:
 
 @pytest.mark.parametrize(("name", "batch"), [("path", 1), ("lookup", 1), ("tree", 2)])
 def test_the_compiled_loop_holds_no_copy_of_a_cache(
-    name: str, batch: int, fully_optimised: dict[str, Any]
+    name: str, batch: int, users_options: dict[str, Any]
 ) -> None:
     loop = decoder(name)
-    text = loop.lower(batch).compile(fully_optimised).as_text()
+    text = loop.lower(batch).compile(users_options).as_text()
     shape = rf"f32\[(?:{batch},)?2,{loop.slots},10\]"
     assert re.search(shape, text)
     inside = text[: text.index("\nENTRY ")]
@@ -51,7 +51,7 @@ def test_the_compiled_loop_holds_no_copy_of_a_cache(
 
 
 def test_a_cache_that_goes_through_cond_is_copied_so_the_test_above_can_see_one(
-    fully_optimised: dict[str, Any],
+    users_options: dict[str, Any],
 ) -> None:
     shape = (2, 158, 10)
 
@@ -65,7 +65,7 @@ def test_a_cache_that_goes_through_cond_is_copied_so_the_test_above_can_see_one(
     loop = jax.jit(
         lambda cache: jax.lax.while_loop(lambda s: s[0] < 9, body, (jnp.int32(0), cache))
     )
-    text = loop.lower(jnp.zeros(shape)).compile(fully_optimised).as_text()
+    text = loop.lower(jnp.zeros(shape)).compile(users_options).as_text()
     inside = text[: text.index("\nENTRY ")]
     assert re.search(r"f32\[2,158,10\]\S* copy\(", inside)
 

@@ -7,6 +7,7 @@ A round's key is split once, by role: draft, accept, final. Noise that chose a c
 part in its acceptance or its replacement.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -93,10 +94,12 @@ def _counter_key(key: jax.Array) -> jax.Array:
     """
     is_typed = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     key = key if is_typed else jax.random.wrap_key_data(key)
-    if str(jax.random.key_impl(key)) == THREEFRY:
+    kind = str(jax.random.key_impl(key))
+    if kind == THREEFRY:
         return key
     words = jax.random.key_data(key)
     counter = jax.random.wrap_key_data(words[:2], impl=THREEFRY)
+    counter = jax.random.fold_in(counter, zlib.crc32(kind.encode()))
     for word in words[2:]:
         counter = jax.random.fold_in(counter, word)
     return counter

@@ -398,7 +398,7 @@ class FusedDecoder:
 
     def _stops(self, stop_tokens: Sequence[Any], batch: int) -> np.ndarray:
         """Lay the stop tokens out, int32 [B, K]."""
-        if np.ndim(stop_tokens) == 0 and not hasattr(stop_tokens, "__len__"):
+        if not isinstance(stop_tokens, Sequence | np.ndarray):
             raise ValueError(f"stop_tokens is {stop_tokens!r}: wanted a sequence of token ids")
         is_nested = len(stop_tokens) > 0 and isinstance(stop_tokens[0], Sequence | np.ndarray)
         by_row = list(stop_tokens) if is_nested else [stop_tokens] * batch

@@ -14,7 +14,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,10 +58,10 @@ def save(path: str | Path, kind: str, content: Any) -> None:
 
         header = _document(kind, _encode(content, kind, put_aside))
         parts: dict[str, Any] = {_HEADER: np.frombuffer(header, np.uint8), **arrays}
-        _replace(path, lambda file: np.savez_compressed(file, **parts))
+        replace_files({path: lambda file: np.savez_compressed(file, **parts)})
     else:
         text = _document(kind, _encode(content, kind, _array_to_plain))
-        _replace(path, lambda file: file.write(text))
+        replace_files({path: lambda file: file.write(text)})
 
 
 def load(path: str | Path, kind: str) -> Any:
@@ -223,17 +223,24 @@ def _to_json(value: Any, indent: str = "") -> str:
     return f"{first}\n{inner}" + f",\n{inner}".join(lines) + f"\n{indent}{last}"
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file beside its place and move it there; a link stays one."""
-    path = Path(os.path.realpath(path))
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+def replace_files(writers: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
+    """Write files beside their places and move them there once all are written; a link stays one."""
+    parts: dict[Path, Path] = {}
     try:
-        with part.open("xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, part)
-        os.replace(part, path)
+        for place, write in writers.items():
+            path = Path(os.path.realpath(place))
+            if path.is_dir():
+                raise IsADirectoryError(f"{path} is a directory, not a file to replace")
+            part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+            parts[part] = path
+            with part.open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                shutil.copymode(path, part)
+        for part, path in parts.items():
+            os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        for part in parts:
+            part.unlink(missing_ok=True)

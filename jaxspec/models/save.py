@@ -1,13 +1,10 @@
 """Write a network as the directory that Hugging Face libraries read."""
 
-import functools
 import json
 import math
 import operator
 import os
 import pathlib
-import secrets
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from jaxspec.models.llama import (
     rope_frequencies,
     wanted_shapes,
 )
+from jaxspec.records import replace_files
 
 _WEIGHTS = "model.safetensors"
 _OF_THE_TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -59,7 +57,7 @@ def save_huggingface(
       ImportError: `safetensors` is not installed.
     """
     try:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
     except ImportError as error:
         message = "writing weights needs safetensors: pip install 'jaxspec-decoding[models]'"
         raise ImportError(message) from error
@@ -97,12 +95,15 @@ def save_huggingface(
             raise ValueError(
                 f"{place / name} is there, yet not written anew: remove it, or save elsewhere"
             )
-    writers: dict[str, Callable[[pathlib.Path], object]] = {
-        name: functools.partial(_write, _to_json(content)) for name, content in texts.items()
-    }
-    writers[_WEIGHTS] = functools.partial(save_file, weights, metadata={"format": "pt"})
+    contents = {name: _to_json(content) for name, content in texts.items()}
+    contents[_WEIGHTS] = save(weights, metadata={"format": "pt"})
     place.mkdir(parents=True, exist_ok=True)
-    _replace(place, writers)
+    replace_files(
+        {
+            place / name: operator.methodcaller("write", content)
+            for name, content in contents.items()
+        }
+    )
 
 
 def _check_alphabet(alphabet: str, vocab: int) -> None:
@@ -111,26 +112,6 @@ def _check_alphabet(alphabet: str, vocab: int) -> None:
             f"alphabet is {alphabet!r} of {len(alphabet)} characters, must be {vocab} distinct ones, "
             "sorted"
         )
-
-
-def _replace(place: pathlib.Path, writers: Mapping[str, Callable[[pathlib.Path], object]]) -> None:
-    """Write files beside their places, and move them there once all are written."""
-    parts: dict[pathlib.Path, pathlib.Path] = {}
-    try:
-        for name, write in writers.items():
-            path = pathlib.Path(os.path.realpath(place / name))  # a link stays one
-            if path.is_dir():
-                raise IsADirectoryError(f"{path} is a directory, not a file to replace")
-            part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-            parts[part] = path
-            write(part)
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-        for part, path in parts.items():
-            os.replace(part, path)
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
 
 
 def _named(config: LlamaConfig, params: LlamaParams) -> dict[str, Any]:
@@ -191,9 +172,6 @@ def _character_tokenizer(alphabet: str) -> dict[str, Any]:
     }
 
 
-def _to_json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=True, default=operator.index) + "\n"
-
-
-def _write(text: str, path: pathlib.Path) -> None:
-    path.write_text(text, encoding="utf-8")
+def _to_json(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, indent=1, ensure_ascii=True, default=operator.index) + "\n"
+    return text.encode("ascii")

@@ -213,21 +213,30 @@ class FusedDecoder:
     def _assert_own(self, state: FusedState) -> None:
         """Refuse a state that was given away, or that another decoder began."""
         assert_alive(state)
-        batch = state.length.shape[0]
-        draft = self._draft_blocks(batch)
-        wanted = {
-            "tokens": jax.ShapeDtypeStruct((batch, self.slots), jnp.int32),
-            "stop_tokens": jax.ShapeDtypeStruct((batch, self.max_stop_tokens), jnp.int32),
-            "target_cache": jax.eval_shape(self._target_blocks(batch).empty_cache),
-            "draft_cache": () if draft is None else jax.eval_shape(draft.empty_cache),
-        }
-        for name, ours in wanted.items():
+        for name, ours in self._shapes_of(state.length.shape[0]).items():
             given = shapes_of(getattr(state, name))
-            if given != shapes_of(ours):
+            if given != ours:
                 raise ValueError(
                     f"the state was begun by another decoder: its {name} are {given}, this one's "
-                    f"{shapes_of(ours)}"
+                    f"{ours}"
                 )
+
+    @functools.cached_property
+    def _shapes_of(self) -> Callable[[int], dict[str, Any]]:
+        """Describe the arrays of this decoder's states by batch, once: `advance` asks each time."""
+
+        @functools.cache
+        def of_batch(batch: int) -> dict[str, Any]:
+            draft = self._draft_blocks(batch)
+            wanted = {
+                "tokens": jax.ShapeDtypeStruct((batch, self.slots), jnp.int32),
+                "stop_tokens": jax.ShapeDtypeStruct((batch, self.max_stop_tokens), jnp.int32),
+                "target_cache": jax.eval_shape(self._target_blocks(batch).empty_cache),
+                "draft_cache": () if draft is None else jax.eval_shape(draft.empty_cache),
+            }
+            return {name: shapes_of(ours) for name, ours in wanted.items()}
+
+        return of_batch
 
     def _target_blocks(self, batch: int) -> Blocks:
         return Blocks(self.target, self.slots, batch)

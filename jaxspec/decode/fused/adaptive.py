@@ -1,6 +1,7 @@
 """Trees whose shape follows from the draft network's rows, within a static capacity."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxspec.build import Capacity
 from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, View
+from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.model_tree import root_logits
 from jaxspec.decode.policy import AdaptiveTreePolicy
 from jaxspec.language_model import Cache, LanguageModel
@@ -101,16 +103,15 @@ class AdaptiveModelTree:
 
         def grow(state: Any) -> Any:
             level, tokens, parents, first, count, logits, cache = state
-            grown = jax.vmap(self._grow, in_axes=(None, 0, 0, 0, 0, 0, 0))(
-                level, tokens, parents, first, count, logits, view.depth
+            tokens, parents, after = each_row(functools.partial(self._grow, level))(
+                tokens, parents, first, count, logits, view.depth
             )
-            tokens, parents, after = grown
 
             def ask(state: Any) -> Any:
                 _, _, cache = state
                 at = jnp.arange(nodes, dtype=jnp.int32)
                 level_nodes = jnp.minimum(count[:, None] + at[None], nodes - 1)
-                seen = jax.vmap(self._seen)(tokens, parents, after)
+                seen = each_row(self._seen)(tokens, parents, after)
                 rows, cache = blocks.nodes(
                     params,
                     jnp.take_along_axis(tokens, level_nodes, axis=1),
@@ -130,7 +131,7 @@ class AdaptiveModelTree:
             return level + 1, tokens, parents, count, after, logits, cache
 
         _, tokens, parents, _, count, _, cache = lax.while_loop(is_open, grow, start)
-        tree = jax.vmap(
+        tree = each_row(
             lambda tokens, parents, count: tree_of_parents(
                 tokens,
                 parents,

@@ -11,6 +11,7 @@ from jaxspec.build import Capacity
 from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
+from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.model_tree import root_logits
 from jaxspec.language_model import Cache, LanguageModel
 from jaxspec.proposals import PointMass
@@ -158,7 +159,7 @@ class BestFirstTree(OfOneDepth):
             slots = empty.at[at].set(slot_of, mode="drop").at[0].set(0)
             return PointMass(tree=tree), slots
 
-        proposal, slots = jax.vmap(one)(
+        proposal, slots = each_row(one)(
             jnp.concatenate(scores, axis=1),
             jnp.concatenate(tokens, axis=1),
             jnp.concatenate(parents, axis=1),

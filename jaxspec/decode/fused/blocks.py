@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.decode.fused.each import each_row
 from jaxspec.language_model import Cache, LanguageModel
 from jaxspec.score import block_mask, chain_mask
 
@@ -78,7 +79,7 @@ class Blocks:
     ) -> tuple[jax.Array, Cache]:
         """Run a stretch of each text, int32 [B, L], from slot and position `at` [B] on."""
         length = tokens.shape[1]
-        mask = jax.vmap(lambda at: chain_mask(length, at, self.slots))(at)
+        mask = each_row(lambda at: chain_mask(length, at, self.slots))(at)
         positions = at[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         return self.forward(params, tokens, positions, mask, cache, at)
 
@@ -103,7 +104,7 @@ class Blocks:
           root: int32 [B], slot and position of the root, node 0.
           offset: int32 [] or [B], number of the first of these nodes.
         """
-        mask = jax.vmap(lambda seen, at: block_mask(seen, at, self.slots))(seen, root)
+        mask = each_row(lambda seen, at: block_mask(seen, at, self.slots))(seen, root)
         return self.forward(params, tokens, root[:, None] + depths, mask, cache, root + offset)
 
     def fitting(

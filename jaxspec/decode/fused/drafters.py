@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxspec.build import Capacity
 from jaxspec.checks import record
 from jaxspec.decode.fused.blocks import Blocks
+from jaxspec.decode.fused.each import each_row
 from jaxspec.language_model import Cache, LanguageModel
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.trees import chain
@@ -163,5 +164,5 @@ class Plain(Modelless):
     ) -> tuple[Draft, Cache]:
         """Propose nothing."""
         del params, blocks
-        tree = jax.vmap(lambda length: chain(jnp.zeros(0, jnp.int32)))(view.length)
+        tree = each_row(lambda length: chain(jnp.zeros(0, jnp.int32)))(view.length)
         return Draft(proposal=PointMass(tree=tree)), cache

@@ -16,6 +16,7 @@ from jaxspec.build import Capacity
 from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
+from jaxspec.decode.fused.each import each_row
 from jaxspec.language_model import Cache
 from jaxspec.proposals import PointMass
 from jaxspec.trees import Tree, chain, tree_of_parents
@@ -96,7 +97,7 @@ class Lookup(Modelless):
                 return chain(drafted[0, :size], jnp.minimum(counts[0], size))
             return merge(drafted, counts, self.capacity)
 
-        tree = jax.vmap(one)(view.tokens, view.length, view.depth)
+        tree = each_row(one)(view.tokens, view.length, view.depth)
         return Draft(proposal=PointMass(tree=tree)), cache
 
     def find(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -18,6 +18,7 @@ from jax import lax
 from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import FusedDrafter, Plain, View, is_path
+from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.state import (
     Ending,
     FusedState,
@@ -287,7 +288,7 @@ class FusedDecoder:
         room = state.limit - state.length
         room = room - 1 if self.bonus else room
         root = state.length - 1
-        draws = jax.vmap(lambda key, position: self.draws(key, nodes, position))(state.keys, root)
+        draws = each_row(lambda key, position: self.draws(key, nodes, position))(state.keys, root)
         view = View(
             tokens=state.tokens,
             length=state.length,
@@ -309,7 +310,7 @@ class FusedDecoder:
             )
             return self.drafter.rule.verify(draws, proposal, rows, self.bonus)
 
-        verdict = jax.vmap(verify)(draws.verify, draft.proposal, logits, view)
+        verdict = each_row(verify)(draws.verify, draft.proposal, logits, view)
         path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
         if not is_path(self.drafter.capacity):
             target_cache = blocks.keep(target_cache, root, path)
@@ -328,7 +329,7 @@ class FusedDecoder:
             depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
             seen = None
         else:
-            seen = jax.vmap(ancestor_mask)(tree)
+            seen = each_row(ancestor_mask)(tree)
             depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
         return blocks.fitting(
             params,
@@ -359,7 +360,7 @@ class FusedDecoder:
 
         def put(texts: jax.Array, new: jax.Array) -> jax.Array:
             """Write at the end of each text; what is beyond the count is written over later."""
-            return jax.vmap(lambda text, new, at: lax.dynamic_update_slice(text, new, (at,)))(
+            return each_row(lambda text, new, at: lax.dynamic_update_slice(text, new, (at,)))(
                 texts, new.astype(texts.dtype), state.length
             )
 

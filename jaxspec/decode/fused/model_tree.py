@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
+from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.shape import Shaped
 from jaxspec.language_model import Cache, LanguageModel
 from jaxspec.logits import Logits
@@ -75,7 +76,7 @@ class ModelTree(Shaped, OfOneDepth):
             else:
                 pairs = view.pairs[:, below].reshape(batch, shape.sizes[depth], width, 2)
                 draft_rows.append(sampling_rows(logits, view))
-                drawn = jax.vmap(jax.vmap(self.rule.proposal.draw))(pairs, draft_rows[-1])
+                drawn = each_row(each_row(self.rule.proposal.draw))(pairs, draft_rows[-1])
             tokens.append(drawn.reshape(batch, -1))
             if depth + 1 < shape.depth:
                 depths = jnp.full_like(tokens[-1], depth + 1)
@@ -83,7 +84,7 @@ class ModelTree(Shaped, OfOneDepth):
                 logits, cache = blocks.nodes(
                     params, tokens[-1], depths, level, cache, view.root, below.start
                 )
-        tree = jax.vmap(shape.tree)(jnp.concatenate(tokens, axis=1), view.depth)
+        tree = each_row(shape.tree)(jnp.concatenate(tokens, axis=1), view.depth)
         rows = slots = None
         if draft_rows:
             # Of a tree there are rows of inner nodes only; a leaf's is never read.
@@ -112,7 +113,7 @@ def root_logits(blocks: Blocks, params: Any, cache: Cache, view: View) -> tuple[
     time needs no branch. A text of one token is fed from slot 0, with whatever stands after it.
     """
     at = jnp.maximum(view.length - 2, 0)
-    last = jax.vmap(lambda tokens, at: jax.lax.dynamic_slice(tokens, (at,), (2,)))(view.tokens, at)
+    last = each_row(lambda tokens, at: jax.lax.dynamic_slice(tokens, (at,), (2,)))(view.tokens, at)
     logits, cache = blocks.stretch(params, last, cache, at)
     place = (view.root - at)[:, None, None]
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
@@ -126,6 +127,6 @@ def sampling_rows(logits: jax.Array, view: View) -> jax.Array:
 
     def one(logits: jax.Array, temperature: Any, top_k: Any, top_p: Any) -> jax.Array:
         source = Logits(values=logits, temperature=temperature, top_k=top_k, top_p=top_p)
-        return jax.vmap(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
+        return each_row(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
 
-    return jax.vmap(one)(logits, view.temperature, view.top_k, view.top_p)
+    return each_row(one)(logits, view.temperature, view.top_k, view.top_p)

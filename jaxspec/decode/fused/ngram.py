@@ -9,6 +9,7 @@ import numpy as np
 from jaxspec.checks import record
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
+from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.shape import Shaped
 from jaxspec.language_model import Cache
 from jaxspec.models import NGram
@@ -82,14 +83,14 @@ class NGramTree(Shaped, Modelless):
             levels = [tokens[length - 1][None]]
             contexts = context[None]
             for width in self.shape.widths:
-                ranked = jax.vmap(lambda context: self._ranked(params, context))(contexts)
+                ranked = each_row(lambda context: self._ranked(params, context))(contexts)
                 chosen = ranked[:, :width]
                 levels.append(chosen.reshape(-1))
                 older = jnp.repeat(contexts[:, 1:], width, axis=0)
                 contexts = jnp.concatenate([older, levels[-1][:, None]], axis=1)
             return PointMass(tree=self.shape.tree(jnp.concatenate(levels), depth))
 
-        proposal = jax.vmap(one)(view.tokens, view.length, view.depth)
+        proposal = each_row(one)(view.tokens, view.length, view.depth)
         return Draft(proposal=proposal), cache
 
     def _ranked(self, rankings: tuple[Ranking, ...], context: jax.Array) -> jax.Array:

@@ -2,7 +2,14 @@
 
 from jaxspec.models.checkpoint import load_config, load_huggingface
 from jaxspec.models.gguf import load_gguf
-from jaxspec.models.llama import LlamaConfig, LlamaParams, init_llama, llama, rope_frequencies
+from jaxspec.models.llama import (
+    LlamaConfig,
+    LlamaParams,
+    in_panels,
+    init_llama,
+    llama,
+    rope_frequencies,
+)
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
 from jaxspec.models.pair import CharacterTokenizer, shipped_models
 from jaxspec.models.save import save_huggingface
@@ -30,6 +37,7 @@ __all__ = (
     "find_smollm2",
     "fit_ngram",
     "from_tunix",
+    "in_panels",
     "init_llama",
     "llama",
     "load_config",

@@ -18,6 +18,7 @@ from jaxspec.models.llama import (
     rope_frequencies,
     wanted_shapes,
 )
+from jaxspec.models.panels import whole_of
 from jaxspec.records import replace_files
 
 _WEIGHTS = "model.safetensors"
@@ -119,7 +120,10 @@ def _named(config: LlamaConfig, params: LlamaParams) -> dict[str, Any]:
     whole, of_layer = wanted_shapes(config)
     named = {LAYOUT[field]: getattr(params, field) for field in whole}
     for number, layer in enumerate(params.layers):
-        named |= {LAYOUT[field].format(layer=number): getattr(layer, field) for field in of_layer}
+        named |= {
+            LAYOUT[field].format(layer=number): whole_of(getattr(layer, field))
+            for field in of_layer
+        }
     return named
 
 

@@ -202,7 +202,7 @@ def load_target(name: str) -> LanguageModel:
     from jaxspec import models
 
     if name == "pair":
-        return models.shipped_models()[0]
+        return models.in_panels(models.shipped_models()[0])
     if name == "smollm2":
         return models.load_smollm2()
     return load_directory("--model", name)

@@ -81,6 +81,7 @@ def untimed(monkeypatch):
         (["--temperature", "1e39"], "--temperature is 1e+39: must be finite in float32"),
         (["--temperature", "nan"], "--temperature is nan"),
         (["--temperature", "-1"], "--temperature is -1.0"),
+        (["--temperature", "0.5", "-2"], "--temperature is -2.0"),
         (["--seed", str(10**23)], f"--seed is {10**23}: must be from 0 to 2147483647"),
         (["--seed", "-1"], "--seed is -1"),
     ],
@@ -118,8 +119,12 @@ def test_what_just_has_room_is_timed(part, untimed, monkeypatch, capsys):
 @pytest.mark.parametrize("repeats", [3, 25])
 def test_as_many_pairs_are_measured_as_asked_for(repeats, monkeypatch):
     monkeypatch.setattr(decoding, "_measure", lambda target, drafters, requests, *_: requests)
-    measured = decoding.measure_pair(repeats=repeats, new_tokens=8, temperature=1.0, seed=0)
-    (requests,) = measured.values()
+    groups = decoding.measure_pair(repeats=repeats, new_tokens=8, temperatures=[0, 0.5], seed=0)
+    assert list(groups) == ["shipped pair, temperature 0", "shipped pair, temperature 0.5"]
+    assert [each.options["temperature"] for each in groups["shipped pair, temperature 0.5"]] == (
+        [0.5] * repeats
+    )
+    requests = groups["shipped pair, temperature 0"]
     assert len(requests) == repeats
     keys = {tuple(jax.random.key_data(each.key).tolist()) for each in requests}
     assert len(keys) == repeats

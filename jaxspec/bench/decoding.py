@@ -110,22 +110,30 @@ def _smollm2_prompts(target: LanguageModel) -> dict[str, list[int]]:
     }
 
 
-def measure_pair(*, repeats: int, new_tokens: int, temperature: float, seed: int) -> list[Speed]:
+def measure_pair(
+    *, repeats: int, new_tokens: int, temperatures: Sequence[float], seed: int
+) -> list[Speed]:
     """Decode held-out lines with the shipped pair by every drafter, and plainly on the host.
 
     Args:
-      repeats: pairs of runs for every drafter, each of the next prompt and with draws of its own;
-        after the last prompt comes the first again.
+      repeats: pairs of runs for every drafter and temperature, each of the next prompt and with draws
+        of its own; after the last prompt comes the first again.
       new_tokens: characters of a run.
-      temperature: of all runs.
+      temperatures: each a group of runs, of the same prompts and draws.
       seed: of all draws.
     """
     target, draft = models.shipped_models()
+    target = models.in_panels(target)
     ngram, _ = models.shipped_pair()
-    prompts = itertools.cycle(_pair_prompts(target))
     keys = jax.random.split(jax.random.key(seed), repeats)
-    options = {"new_tokens": new_tokens, "temperature": temperature}
-    requests = [Request(next(prompts), key, options) for key in keys]
+    prompts = list(itertools.islice(itertools.cycle(_pair_prompts(target)), repeats))
+    groups = {
+        f"shipped pair, temperature {temperature:g}": [
+            Request(prompt, key, {"new_tokens": new_tokens, "temperature": temperature})
+            for prompt, key in zip(prompts, keys, strict=True)
+        ]
+        for temperature in temperatures
+    }
     drafters: dict[str, fused.FusedDrafter] = {
         "path of 4, draft network": fused.model_path(draft, 4),
         "block of 4, draft network": fused.model_path(draft, 4, RULES["block"]),
@@ -139,9 +147,8 @@ def measure_pair(*, repeats: int, new_tokens: int, temperature: float, seed: int
         "tree (2, 2, 1, 1), 5-gram": fused.NGramTree(ngram, (2, 2, 1, 1)),
         "lookup": fused.Lookup({16: 15, 10: 8, 6: 4}),
     }
-    length = max(len(each.prompt) for each in requests) + new_tokens
-    host = _host_plain(target, length, temperature)
-    groups = {"shipped pair": requests}
+    length = max(map(len, prompts)) + new_tokens
+    host = _host_plain(target, length)
     return _measure(target, drafters, groups, length, {"plain, host loop": host})
 
 
@@ -176,8 +183,9 @@ def _measure(
     ways = {PLAIN: _fused(target, fused.Plain(), length)}
     ways |= {name: _fused(target, drafter, length) for name, drafter in drafters.items()}
     ways |= others
-    for run in ways.values():
-        run(next(iter(requests.values()))[0])  # compile
+    for of_group in requests.values():
+        for run in ways.values():
+            run(of_group[0])  # compile
     found: list[Speed] = []
     for group, of_group in requests.items():
         runs: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
@@ -224,16 +232,17 @@ def _fused(
     return run
 
 
-def _host_plain(
-    target: LanguageModel, length: int, temperature: float
-) -> Callable[[Request], tuple[float, int, int]]:
+def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], tuple[float, int, int]]:
     """Return a run of the host loop, with a cache and one compiled forward for each token."""
-    attention = TreeAttention(target, slots=length, transform=Softmax(temperature), chunk=1)
-    provider = attention.provider()
+
+    @functools.cache
+    def attention_at(temperature: float) -> TreeAttention:
+        return TreeAttention(target, slots=length, transform=Softmax(temperature), chunk=1)
 
     def run(request: Request) -> tuple[float, int, int]:
+        attention = attention_at(request.options["temperature"])
         decoder = Decoder(
-            target=provider,
+            target=attention.provider(),
             drafter=NoDraft(),
             new_tokens=request.options["new_tokens"],
             score=attention,

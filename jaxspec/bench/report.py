@@ -46,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="tokens of a run, at least 2 (default %(default)s)",
     )
     decoding.add_argument(
-        "--temperature", type=float, default=1.0, help="of the pair's runs (default %(default)s)"
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=[0.0, 1.0],
+        help="of the pair's runs, a table for each (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -63,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--new-tokens is 1: must be at least 2, as the host loop's first token is not timed"
         )
     try:
-        check_temperature(options.temperature)
+        for temperature in options.temperature:
+            check_temperature(temperature)
         check_seed(options.seed)
     except ValueError as error:
         parser.error(str(error))
@@ -96,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         speeds += measure_pair(
             repeats=options.pairs,
             new_tokens=options.new_tokens,
-            temperature=options.temperature,
+            temperatures=list(dict.fromkeys(options.temperature)),
             seed=options.seed,
         )
         if not options.json:

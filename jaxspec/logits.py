@@ -138,7 +138,9 @@ class Logits:
         """Return exp((logit - peak) / temperature); 0 for -inf, NaN stays NaN."""
         kelvin = jnp.where(self.temperature >= _TINY, self.temperature, 1.0).astype(jnp.float32)
         # -inf - -inf would be NaN: a token that cannot occur has weight 0 whatever the peak.
-        return jnp.exp(jnp.where(logit == -jnp.inf, -jnp.inf, (logit - peak) / kelvin))
+        scaled = jnp.where(logit == -jnp.inf, -jnp.inf, (logit - peak) / kelvin)
+        # Of a NaN that it knows at compile time XLA makes any number on a CPU: exp(nan / x) is 0.
+        return jnp.where(jnp.isnan(scaled), scaled, jnp.exp(scaled))
 
     def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
         """Turn logits of a visited row into probabilities.

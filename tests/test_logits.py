@@ -128,6 +128,25 @@ def test_a_bad_logit_stays_visible_wherever_it_stands(bad: float, temperature: f
         assert (verdict.status == Status.NON_FINITE_ROW).all()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_rows_that_are_known_when_compiling_give_no_token(bad: float) -> None:
+    """XLA makes any number of exp(nan / x) on a CPU if it knows the NaN."""
+    rows = np.zeros((3, 7), np.float32)
+    rows[0] = bad
+
+    @jax.jit
+    def verify(draws: js.Draws, temperature: jax.Array) -> js.Verdict:
+        filters = {"top_k": jnp.int32(3), "top_p": jnp.float32(0.9)}
+        known = js.Logits(values=jnp.asarray(rows), temperature=temperature, **filters)
+        return js.verify_tree(draws, js.PointMass(tree=js.chain(jnp.array([3, 2]))), known)
+
+    draws = js.Draws(accept=jnp.full(3, 0.5), final=jnp.full(2, 0.5))
+    for temperature in (0.0, 1.0):
+        verdict = verify(draws, jnp.float32(temperature))
+        assert verdict.tokens.tolist() == [-1] * 3
+        assert verdict.status == Status.NON_FINITE_ROW
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_a_row_of_nothing_but_minus_infinity_has_no_mass(temperature: float) -> None:
     logits = np.full(40, -np.inf, np.float32)

@@ -199,17 +199,23 @@ def _halved(read: Callable[[], np.ndarray], heads: int) -> np.ndarray:
 def _tokenizer(fields: Fields, vocab: int) -> TextTokenizer | None:
     """Build the tokenizer that the metadata holds, if it is of a known kind."""
     cut = fields.values.get("tokenizer.ggml.pre")
-    if fields.values.get("tokenizer.ggml.model") != "gpt2" or cut not in _SINGLE_DIGITS:
+    # In a tuple: what the file says may be anything, also what no dict can look up.
+    if fields.values.get("tokenizer.ggml.model") != "gpt2" or cut not in tuple(_SINGLE_DIGITS):
         return None
     pieces = fields.texts("tokenizer.ggml.tokens")
     merges = fields.texts("tokenizer.ggml.merges")
-    kinds = fields.values.get("tokenizer.ggml.token_type", [])
+    kinds = fields.get(
+        "tokenizer.ggml.token_type",
+        None,
+        lambda value: isinstance(value, list) and len(value) == len(pieces),
+        f"a list of {len(pieces)} kinds, one for each of tokenizer.ggml.tokens",
+    )
     stop = fields.whole("tokenizer.ggml.eos_token_id", None, least=0, most=vocab - 1)
     try:
         return byte_level_tokenizer(
             pieces,
             [tuple(merge.split(" ")) for merge in merges],
-            [piece for piece, kind in zip(pieces, kinds, strict=False) if kind == _CONTROL],
+            [piece for piece, kind in zip(pieces, kinds or [], strict=False) if kind == _CONTROL],
             [] if stop is None else [stop],
             single_digits=_SINGLE_DIGITS[cut],
             vocab=vocab,

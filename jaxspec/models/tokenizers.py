@@ -3,6 +3,7 @@
 import functools
 import operator
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,15 @@ class TextTokenizer:
     def __init__(
         self, tokenizer: Any, stop_tokens: Sequence[int] = (), *, vocab: int | None = None
     ) -> None:
-        """Take a `tokenizers.Tokenizer`, the ids that end a text and how many ids there are.
+        """Take over a `tokenizers.Tokenizer` that has not encoded yet.
 
-        A network may have more ids than its tokenizer has tokens; these stand for no text. By
-        default there are as many as tokens.
+        Args:
+          tokenizer: from here on it refuses what it has no token for.
+          stop_tokens: ids that end a text.
+          vocab: how many ids there are. A network may have more than its tokenizer has tokens; these
+            stand for no text. Default as many as tokens.
         """
+        _refuse_what_is_lost(tokenizer.model)
         self._tokenizer = tokenizer
         self._vocab = vocab
         self.stop_tokens = tuple(stop_tokens)
@@ -44,16 +49,41 @@ class TextTokenizer:
         is put in front where the checkpoint's tokenizer does so.
 
         Raises:
-          ValueError: a character that the tokenizer has no token for.
+          ValueError: a character that the tokenizer has no token for, not even one that stands for
+            all unknown ones.
         """
         try:
             return self._tokenizer.encode(text).ids
         except Exception as error:  # the library raises nothing more exact
             if not isinstance(text, str):
                 raise
-            strange = next((c for c in text if not self._takes(c)), None)
-            what = "a text" if strange is None else f"character {strange!r}"
-            raise ValueError(f"{what} cannot be encoded, in {shown(text)}: {error}") from error
+            at = self._strange(text)
+            raise ValueError(
+                f"text[{at}] is {text[at]!r}, which the tokenizer has no token for; replace it"
+            ) from error
+
+    def _strange(self, text: str) -> int:
+        """Return the place of the character up to which a text is taken, but not with it."""
+        added = (token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+        spelt = sorted(map(re.escape, added), key=len, reverse=True)
+        start = 0
+        # Tokens that are spelt out are taken whole, whatever their characters are.
+        for part in re.split(f"({'|'.join(spelt)})", text) if spelt else ():
+            if not self._takes(part):
+                return start + self._first_refused(part)
+            start += len(part)
+        return self._first_refused(text)
+
+    def _first_refused(self, text: str) -> int:
+        """Return the place where a text, which is not taken, stops being so."""
+        taken, refused = 0, len(text)
+        while refused - taken > 1:
+            middle = (taken + refused) // 2
+            if self._takes(text[:middle]):
+                taken = middle
+            else:
+                refused = middle
+        return taken
 
     def _takes(self, text: str) -> bool:
         try:
@@ -94,7 +124,10 @@ def read_tokenizer(
     library = _library()
     try:
         tokenizer = library.Tokenizer.from_file(os.fspath(path))
-    except Exception as error:  # the library raises nothing more exact
+    except BaseException as error:  # the library raises nothing more exact
+        # It panics over some merges, which is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -141,7 +174,7 @@ def byte_level_tokenizer(
         raise CheckpointError("a tokenizer's pieces repeat")
     if vocab is not None and len(pieces) > vocab:
         raise CheckpointError(f"a tokenizer of {len(pieces)} pieces for {vocab} ids")
-    # Said here: the library panics, past all `except Exception`, over some of these.
+    # Said here, for the library does not say which merge it is.
     for number, merge in enumerate(merges):
         if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
             raise CheckpointError(
@@ -159,6 +192,19 @@ def byte_level_tokenizer(
     tokenizer.decoder = library.decoders.ByteLevel()
     tokenizer.add_special_tokens([library.AddedToken(piece, special=True) for piece in special])
     return TextTokenizer(tokenizer, stop_tokens, vocab=vocab)
+
+
+def _refuse_what_is_lost(model: Any) -> None:
+    """Have a pair encoding raise where it would leave characters out.
+
+    It does so where it names no token for unknown ones. Given the name of one that there is not, it
+    raises when it needs that token, and does all else as before.
+    """
+    if getattr(model, "unk_token", "") is None:
+        name = "<no token>"
+        while model.token_to_id(name) is not None:
+            name += ">"
+        model.unk_token = name
 
 
 def _library() -> Any:

@@ -170,6 +170,14 @@ def test_quantised_weights_are_expanded(tmp_path):
         ({"llama.rope.freq_base": float("nan")}, "freq_base is nan, not a finite number"),
         ({"llama.context_length": 64.5}, "context_length is 64.5, not a whole number"),
         ({"llama.rope.scaling.factor": 4.0}, "factor is 4.0, but llama.rope.scaling.type does not"),
+        ({"llama.rope.scaling.type": "linear"}, "factor is None, not a finite number above 0"),
+        ({"llama.attention.sliding_window": 4096}, "sliding_window is 4096; this package has 0"),
+        (
+            {"llama.attention.layer_norm_rms_epsilon": None},
+            "layer_norm_rms_epsilon is None, not a finite number",
+        ),
+        ({"llama.feed_forward_length": None}, "feed_forward_length is None, not a whole number"),
+        ({"llama.context_length": None}, "context_length is None, not a whole number"),
     ],
 )
 def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks(
@@ -201,6 +209,87 @@ def test_queries_and_keys_of_a_wrong_shape_are_refused_by_name(tmp_path, name, s
         load_gguf(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("token_embd.weight", None, "token_embd.weight is missing"),
+        ("output_norm.weight", None, r"output_norm.weight of shape \(8,\) is missing"),
+        ("output_norm.weight", np.ones(8, np.int8), "output_norm.weight is .* quantised as I8"),
+        ("output_norm.weight", np.full(8, np.nan, np.float32), "output_norm.weight .*not finite"),
+        ("output_norm.bias", np.ones(8, np.float32), r"takes tensor output_norm.bias \(8,\)"),
+        (
+            "rope_freqs.weight",
+            np.ones(3, np.float32),
+            r"rope_freqs.weight has shape \(3,\), its metadata wants \(4,\)",
+        ),
+        ("rope_freqs.weight", np.zeros(4, np.float32), "rope_freqs.weight must be above 0"),
+        ("rope_freqs.weight", np.full(4, np.inf, np.float32), "must be above 0 and finite"),
+    ],
+    ids=["embedding", "norm", "integers", "nan", "too many", "turns", "0 turns", "endless turns"],
+)
+def test_tensors_that_do_not_fit_the_metadata_are_refused_by_name(tmp_path, name, tensor, message):
+    tensors = stored_tensors() | {name: tensor}
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    path = write(tmp_path / "odd.gguf", present, METADATA)
+    with pytest.raises(CheckpointError, match=rf"odd\.gguf: .*{message}"):
+        load_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"merges": None}, "merges is None, not a list of strings"),
+        ({"merges": "A B"}, "merges is 'A B', not a list of strings"),
+        ({"merges": ["A B", "AB"]}, "not a pair encoding: merge 1 is 'AB', not two pieces"),
+        ({"merges": ["A B 1"]}, "merge 0 is 'A B 1', not two pieces that make a third"),
+        ({"merges": [""]}, "merge 0 is '', not two pieces"),
+        ({"merges": ["B Z"]}, "merge 0 is 'B Z', not two pieces"),
+        ({"tokens": None}, "tokens is None, not a list of strings"),
+        ({"tokens": list(range(8))}, r"tokens is \[0, 1, .*\], not a list of strings"),
+        ({"tokens": [*PIECES[:-1], "A"]}, "pieces repeat"),
+        (
+            {"tokens": [*PIECES, *map(str, range(10, 27))], "token_type": [1] * 25},
+            "a tokenizer of 25 pieces for 24 ids",
+        ),
+        ({"token_type": 3}, "token_type is 3, not a list of 8 kinds"),
+        ({"token_type": [1, 3]}, r"token_type is \[1, 3\], not a list of 8 kinds"),
+        ({"eos_token_id": 24}, "eos_token_id is 24, not a whole number from 0 to 23"),
+        ({"eos_token_id": [7]}, r"eos_token_id is \[7\], not a whole number"),
+        ({"eos_token_id": "7"}, "eos_token_id is '7', not a whole number"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_tokenizer_that_does_not_hold_together_is_refused_by_the_field(
+    tmp_path, metadata, message
+):
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+    path = write(tmp_path / "odd.gguf", stored_tensors(), METADATA | TOKENIZER | metadata)
+    with pytest.raises(CheckpointError, match=rf"odd\.gguf: .*{message}"):
+        load_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "stop_tokens", "tokens"),
+    [
+        ({}, (7,), [6, 7]),
+        ({"eos_token_id": 23}, (23,), [6, 7]),  # an id that stands for no text
+        ({"eos_token_id": None}, (), [6, 7]),
+        ({"token_type": None}, (7,), None),  # nothing says that text spells it out
+    ],
+    ids=["as stored", "no text", "no end", "no kinds"],
+)
+def test_what_a_tokenizer_may_leave_out_is_not_made_up(tmp_path, metadata, stop_tokens, tokens):
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+    path = write(tmp_path / "t.gguf", stored_tensors(), METADATA | TOKENIZER | metadata)
+    tokenizer = load_gguf(path).tokenizer
+    assert tokenizer.stop_tokens == stop_tokens
+    if tokens is not None:
+        assert tokenizer.encode("AB<|im_end|>") == tokens
+    else:
+        with pytest.raises(ValueError, match=r"text\[2\] is '<'"):
+            tokenizer.encode("AB<|im_end|>")
+
+
 def test_text_is_cut_as_the_file_says_with_special_tokens_whole(tmp_path):
     def tokenizer(**changes):
         return load_gguf(
@@ -213,11 +302,9 @@ def test_text_is_cut_as_the_file_says_with_special_tokens_whole(tmp_path):
     assert list(ours.pieces) == PIECES
     assert ours.stop_tokens == (7,)
     assert tokenizer(**{"tokenizer.ggml.pre": "qwen2"}) is None
+    assert tokenizer(**{"tokenizer.ggml.pre": ["smollm"]}) is None
+    assert tokenizer(**{"tokenizer.ggml.pre": None}) is None
     assert tokenizer(**{"tokenizer.ggml.model": "llama"}) is None
-    with pytest.raises(CheckpointError, match="not a pair encoding"):
-        tokenizer(**{"tokenizer.ggml.merges": ["B Z"]})
-    with pytest.raises(CheckpointError, match="pieces repeat"):
-        tokenizer(**{"tokenizer.ggml.tokens": [*PIECES[:-1], "A"]})
 
 
 def test_digits_stand_alone_only_where_the_file_says_so(tmp_path):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,18 @@ def test_any_text_comes_back_from_its_tokens_and_special_ones_are_whole(smollm2)
     assert tokens.count(2) == 2
     assert len(tokenizer.pieces) == smollm2.vocab == 49152
     assert len(tokenizer.encode("2024")) == 4
+
+
+@pytest.mark.smollm2
+def test_the_control_characters_that_it_has_no_tokens_for_are_refused_and_all_others_come_back(
+    smollm2,
+):
+    lost = "\x04\x06\x13\x14\x16\x1d"
+    for character in lost:
+        with pytest.raises(ValueError, match=re.escape(f"text[1] is {character!r}, which")):
+            smollm2.tokenizer.encode(f"a{character}b")
+    text = "".join(chr(point) for point in range(0xD800) if chr(point) not in lost)
+    assert smollm2.tokenizer.decode(smollm2.tokenizer.encode(text)) == text
 
 
 @pytest.mark.smollm2

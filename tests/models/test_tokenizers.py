@@ -1,0 +1,253 @@
+"""Tokenizers of the `tokenizers` library: none loses a character in silence or is read broken."""
+
+import json
+import re
+
+import pytest
+
+from jaxspec.models.tokenizers import TextTokenizer, byte_level_tokenizer, read_tokenizer
+from jaxspec.models.weights import CheckpointError
+
+library = pytest.importorskip("tokenizers")
+
+PIECES = {"a": 0, "b": 1, "ab": 2, "é": 3}
+BYTES = {f"<0x{byte:02X}>": 4 + byte for byte in range(256)}
+SPELT = "<end>"  # none of its characters has a token
+
+
+def pairs(vocab=PIECES, merges=(("a", "b"),), **options):
+    return library.Tokenizer(library.models.BPE(dict(vocab), list(merges), **options))
+
+
+def with_(tokenizer, **parts):
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return tokenizer
+
+
+def with_spelt(tokenizer, **options):
+    tokenizer.add_special_tokens([library.AddedToken(SPELT, special=True, **options)])
+    return tokenizer
+
+
+def byte_level(pieces):
+    return byte_level_tokenizer(pieces, [])
+
+
+def without(vocab, piece):
+    return {name: token for name, token in vocab.items() if name != piece}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "at"),
+    [
+        (lambda: TextTokenizer(pairs()), "abzab", 2),
+        (lambda: TextTokenizer(pairs()), "zzz", 0),
+        (lambda: TextTokenizer(pairs()), "ab\ud800", 2),
+        (lambda: TextTokenizer(pairs({**PIECES, "<no token>": 4})), "abz", 2),
+        (lambda: TextTokenizer(pairs(without(BYTES, "<0xA7>"), [], byte_fallback=True)), "éaç", 2),
+        (lambda: byte_level(["a", "b"]), "ab\x04", 2),
+        (lambda: byte_level(["a", "Ã", "©"]), "aéañ", 3),  # ñ is Ã and a byte without a token
+        (lambda: TextTokenizer(with_spelt(pairs())), f"ab{SPELT}az", 8),
+        (lambda: TextTokenizer(with_spelt(pairs())), f"{SPELT}{SPELT[:-1]}", 5),
+        (lambda: TextTokenizer(with_spelt(pairs(), single_word=True)), f"ab{SPELT}", 2),
+        (
+            lambda: TextTokenizer(
+                with_(pairs({"e": 0, "\u0301": 1}, []), normalizer=library.normalizers.NFC())
+            ),
+            "ee\u0301",
+            2,
+        ),
+        (
+            lambda: TextTokenizer(library.Tokenizer(library.models.WordLevel({"a": 0}, "[UNK]"))),
+            "b",
+            0,
+        ),
+        (lambda: TextTokenizer(library.Tokenizer(library.models.Unigram([("a", -1.0)]))), "aab", 2),
+    ],
+    ids=[
+        "pairs",
+        "nothing known",
+        "half of a pair of UTF-16",
+        "a piece of the name that stands for none",
+        "a byte short",
+        "a byte-level vocabulary short of a byte",
+        "half of a character",
+        "after a token spelt out",
+        "a token not spelt to its end",
+        "a token spelt out where it does not count",
+        "composed",
+        "words",
+        "unigrams",
+    ],
+)
+def test_a_character_without_a_token_is_refused_with_its_place(tokenizer, text, at):
+    wanted = f"text[{at}] is {text[at]!r}, which the tokenizer has no token for; replace it"
+    tokenizer = tokenizer()
+    for _ in range(2):  # the library remembers words
+        with pytest.raises(ValueError, match=re.escape(wanted)):
+            tokenizer.encode(text)
+    assert tokenizer.encode(text[:at]) is not None
+
+
+def test_what_is_refused_is_found_in_a_long_text():
+    with pytest.raises(ValueError, match=r"text\[70001\] is 'z'"):
+        TextTokenizer(with_spelt(pairs())).encode(f"{'ab' * 35_000}azab{SPELT}z")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "tokens"),
+    [
+        (lambda: pairs(unk_token="é"), "abzb", [2, 3, 1]),
+        (lambda: pairs(PIECES | BYTES, byte_fallback=True), "abç", [2, 4 + 0xC3, 4 + 0xA7]),
+        (lambda: with_(pairs(), normalizer=library.normalizers.Lowercase()), "ABÉ", [2, 3]),
+        (lambda: with_(pairs(), normalizer=library.normalizers.NFKC()), "\uff41be\u0301", [2, 3]),
+        (lambda: with_(pairs(), normalizer=library.normalizers.Strip()), " ab ", [2]),
+        (
+            lambda: with_(pairs(), pre_tokenizer=library.pre_tokenizers.Whitespace()),
+            "a  b\n",
+            [0, 1],
+        ),
+        (lambda: with_spelt(pairs()), f"a{SPELT}b", [0, 4, 1]),
+        (lambda: pairs({"a": 0, "##b": 1}, [], continuing_subword_prefix="##"), "ab", [0, 1]),
+        (lambda: pairs({"a": 0, "b</w>": 1}, [], end_of_word_suffix="</w>"), "ab", [0, 1]),
+        (lambda: pairs({"abc": 0}, [], ignore_merges=True), "abc", [0]),
+        (pairs, "", []),
+    ],
+    ids=[
+        "a token for unknown ones",
+        "bytes",
+        "lowercase",
+        "compatible forms",
+        "stripped",
+        "spaces between words",
+        "a token spelt out",
+        "prefix",
+        "suffix",
+        "whole words",
+        "no text",
+    ],
+)
+def test_text_that_a_tokenizer_changes_on_purpose_is_encoded_as_the_library_does(
+    tokenizer, text, tokens
+):
+    assert tokenizer().encode(text).ids == tokens  # another one: it is taken over
+    assert TextTokenizer(tokenizer()).encode(text) == tokens
+
+
+@pytest.mark.parametrize("text", [5, ["ab"], b"ab", None], ids=repr)
+def test_what_is_no_text_is_an_error_of_its_type(text):
+    with pytest.raises(TypeError, match="str"):
+        TextTokenizer(pairs()).encode(text)
+
+
+def write(path, **changes):
+    """Write a file; changes are of its model, `...` takes a field out."""
+    tokenizer = json.loads(pairs().to_str())
+    tokenizer["model"] = {
+        name: value for name, value in (tokenizer["model"] | changes).items() if value is not ...
+    }
+    path.write_text(json.dumps(tokenizer))
+    return path
+
+
+def test_a_file_gives_its_tokens_and_refuses_a_character_that_it_has_none_for(tmp_path):
+    tokenizer = read_tokenizer(write(tmp_path / "tokenizer.json"), [3])
+    assert tokenizer.encode("ababé") == [2, 2, 3]
+    assert tokenizer.stop_tokens == (3,)
+    assert tokenizer.pieces == ("a", "b", "ab", "é")
+    with pytest.raises(ValueError, match=r"text\[1\] is 'z'"):
+        tokenizer.encode("az")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"merges": ...},
+        {"merges": None},
+        {"merges": ["a"]},
+        {"merges": [["a", "b", "é"]]},
+        {"merges": [["a", "z"]]},
+        {"merges": [["b", "a"]]},
+        {"vocab": ...},
+        {"vocab": {"a": -1}},
+        # The library panics over this one: the second of the pair is shorter than the prefix.
+        {"merges": [["a", "b"]], "continuing_subword_prefix": "##"},
+    ],
+    ids=[
+        "no merges",
+        "null",
+        "one part",
+        "three parts",
+        "unknown part",
+        "unknown whole",
+        "no vocabulary",
+        "an id below 0",
+        "a panic",
+    ],
+)
+def test_merges_and_vocabularies_that_make_no_tokenizer_are_refused_with_the_file(
+    tmp_path, changes
+):
+    path = write(tmp_path / "tokenizer.json", **changes)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}: not a tokenizer: ."):
+        read_tokenizer(path)
+
+
+def test_what_is_no_fault_of_a_file_is_not_taken_for_one(tmp_path, monkeypatch):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        library, "Tokenizer", type("Tokenizer", (), {"from_file": staticmethod(interrupted)})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_file_that_gives_an_id_twice_or_one_that_its_network_lacks_is_refused(tmp_path):
+    path = write(tmp_path / "tokenizer.json", vocab={"a": 0, "b": 0}, merges=[])
+    with pytest.raises(CheckpointError, match=r"json: tokens 'a' and 'b' share id 0"):
+        read_tokenizer(path)
+    path = write(tmp_path / "tokenizer.json")
+    assert read_tokenizer(path, vocab=4).decode([3]) == "é"
+    with pytest.raises(CheckpointError, match=r"json: token 'é' has id 3, its .* ids below 3"):
+        read_tokenizer(path, vocab=3)
+
+
+def test_an_id_that_stands_for_no_token_is_no_text_and_one_beyond_them_is_refused():
+    tokenizer = TextTokenizer(pairs({"a": 0, "b": 2}, []), vocab=4)
+    assert tokenizer.pieces == ("a", "", "b")
+    assert tokenizer.decode([0, 1, 2, 3]) == TextTokenizer(pairs({"a": 0, "b": 2}, [])).decode(
+        [0, 2]
+    )
+    for token in (-1, 4):
+        with pytest.raises(ValueError, match=f"token 1 is {token}, must be from 0 to 3"):
+            tokenizer.decode([0, token])
+
+
+@pytest.mark.parametrize(
+    ("merge", "shown"),
+    [
+        (("a",), "'a'"),
+        (("a", "b", "b"), "'a b b'"),
+        (("",), "''"),
+        (("a", "z"), "'a z'"),
+        (("b", "a"), "'b a'"),
+    ],
+    ids=["one part", "three parts", "empty", "unknown part", "unknown whole"],
+)
+def test_a_merge_that_is_not_of_two_pieces_that_make_a_third_is_named(merge, shown):
+    wanted = f"merge 1 is {shown}, not two pieces that make a third"
+    with pytest.raises(CheckpointError, match=wanted):
+        byte_level_tokenizer(["a", "b", "ab"], [("a", "b"), merge])
+
+
+def test_pieces_that_the_library_cannot_take_are_refused():
+    with pytest.raises(CheckpointError, match=r"not a pair encoding: ."):
+        byte_level_tokenizer(["a", "\ud800"], [])
+
+
+def test_more_pieces_than_ids_are_refused():
+    with pytest.raises(CheckpointError, match="a tokenizer of 2 pieces for 1 ids"):
+        byte_level_tokenizer(["a", "b"], [], vocab=1)

@@ -6,6 +6,7 @@ trace are checked by `jax.experimental.checkify`, functionalised by `jaxspec.che
 production must survive without an exception is a bit of `Status` in the verdict.
 """
 
+import reprlib
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
@@ -42,6 +43,38 @@ def assert_whole(name: str, value: Any, least: int) -> None:
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_whole or value < least:
         raise ValueError(f"{name} is {value!r}: must be a whole number, at least {least}")
+
+
+def described(value: Any) -> str:
+    """Say in an error what was given: its type, and the value where it is a plain one.
+
+    >>> described("token"), described(None), described((1, 2)), described(int)
+    ("'token', of type str", 'None', 'of type tuple', 'the class int')
+    """
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = f"of type {type(value).__name__}"
+    # Others may hold a network: neither to be printed nor to be fetched from a device.
+    is_plain = isinstance(value, str | int | float)
+    return f"{reprlib.repr(value)}, {kind}" if is_plain else kind
+
+
+def assert_kind(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """Refuse on the host what is not of a type.
+
+    Args:
+      name: the argument.
+      value: what was given.
+      kind: the type, as `isinstance` takes it.
+      wanted: what to give instead.
+
+    Raises:
+      ValueError: naming the argument, what was given and what is wanted.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {described(value)}: must be {wanted}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

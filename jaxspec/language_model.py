@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import assert_whole
+from jaxspec.checks import assert_kind, assert_whole
 
 Cache: TypeAlias = Any
 """A pytree of arrays, of sizes that do not change from call to call."""
@@ -222,6 +222,16 @@ class LanguageModel:
         if not self.takes_trees or self.keep is None:
             why = "takes no mask" if not self.takes_trees else "has a cache whose slots cannot move"
             raise CacheError(f"{self.name} {why}, so it verifies paths only: propose a path")
+
+
+def assert_language_model(name: str, value: Any) -> None:
+    """Refuse what is no `LanguageModel`, such as a provider, bare parameters or a path.
+
+    Raises:
+      ValueError: naming the argument and what was given.
+    """
+    wanted = "a jaxspec.language_model.LanguageModel, such as models.load_huggingface gives"
+    assert_kind(name, value, LanguageModel, wanted)
 
 
 def assert_same_tokens(target: LanguageModel, draft: LanguageModel) -> None:

@@ -8,6 +8,8 @@ yields and never their law.
 import dataclasses
 import math
 
+from jaxspec.checks import assert_whole
+
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveTreePolicy:
@@ -54,14 +56,17 @@ class AdaptiveTreePolicy:
 
     def __post_init__(self) -> None:
         """Refuse a policy that contradicts itself."""
+        wholes = ("min_width", "max_width", "min_depth", "first_depth", "max_depth")
+        for name in wholes:
+            assert_whole(name, getattr(self, name), 1)
+        assert_whole("max_nodes", self.max_nodes, 2)
         orders = (
-            (1 <= self.min_width <= self.max_width, "1 <= min_width <= max_width"),
+            (self.min_width <= self.max_width, "min_width <= max_width"),
             (
-                1 <= self.min_depth <= self.first_depth <= self.max_depth,
-                "1 <= min_depth <= first_depth <= max_depth",
+                self.min_depth <= self.first_depth <= self.max_depth,
+                "min_depth <= first_depth <= max_depth",
             ),
             (0 <= self.shorten_at < self.deepen_at, "0 <= shorten_at < deepen_at"),
-            (self.max_nodes >= 2, "max_nodes >= 2"),
         )
         for holds, order in orders:
             if not holds:

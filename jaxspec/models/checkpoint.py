@@ -21,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.checks import described
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
 from jaxspec.models.tokenizers import TextTokenizer, read_tokenizer
@@ -96,7 +97,7 @@ def load_huggingface(
       CheckpointError: what is missing, damaged or not supported, and in which file.
       ImportError: `safetensors`, or `tokenizers` for a directory with a tokenizer, is not installed.
     """
-    place = pathlib.Path(directory)
+    place = _folder(directory)
     config = load_config(place)
     tensors = dict(_tensors(place))
     if config.is_tied and LAYOUT["head"] in tensors:
@@ -122,9 +123,10 @@ def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
       directory: the directory.
 
     Raises:
-      CheckpointError: a field is missing, or asks for something this package's network lacks.
+      CheckpointError: there is no such directory, or a field is missing, or asks for something this
+        package's network lacks.
     """
-    path = pathlib.Path(directory) / "config.json"
+    path = _folder(directory) / "config.json"
     stored = _read_json(path)
     kind = _architecture(path, stored)
     fields = Fields(path, {**_ARCHITECTURES[kind], **stored})
@@ -190,6 +192,24 @@ def llama3_frequencies(
         return share * frequency + (1 - share) * frequency / factor
 
     return tuple(map(slowed, frequencies))
+
+
+def _folder(directory: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the path of a directory that is there."""
+    try:
+        place = pathlib.Path(directory)
+    except TypeError as error:
+        raise CheckpointError(
+            f"directory is {described(directory)}: must be the path of a folder"
+        ) from error
+    if place.is_file():
+        raise CheckpointError(
+            f"{place}: it is a file, and a folder with config.json and the weights is wanted (a GGUF "
+            "file is read by load_gguf)"
+        )
+    if not place.exists():
+        raise CheckpointError(f"{place}: there is no such folder; nothing is downloaded")
+    return place
 
 
 def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> str:

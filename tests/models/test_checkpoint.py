@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 import shutil
 import sys
 
@@ -11,9 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models.checkpoint import llama3_frequencies, load_config, load_huggingface
+from jaxspec.models.checkpoint import (
+    LAYOUT,
+    llama3_frequencies,
+    load_config,
+    load_huggingface,
+)
 from jaxspec.models.llama import rope_frequencies
-from jaxspec.models.weights import CheckpointError
+from jaxspec.models.weights import CheckpointError, params_from_tensors
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -75,9 +81,19 @@ def test_bfloat16_weights_are_taken_bit_for_bit_and_widened_exactly():
         np.testing.assert_array_equal(wide, narrow.astype(jnp.float32))
 
 
-def test_networks_do_not_compute_in_float16():
-    with pytest.raises(CheckpointError, match="dtype is float16, must be float32 or bfloat16"):
-        load_huggingface(QWEN2, dtype=jnp.float16)
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (jnp.float16, "dtype is float16, must be float32 or bfloat16"),
+        (jnp.int8, "dtype is int8, must be float32 or bfloat16"),
+        ("half", "dtype is float16, must be"),
+        ("bf16", "dtype is 'bf16': "),
+    ],
+    ids=str,
+)
+def test_networks_compute_in_float32_or_bfloat16_alone(dtype, message):
+    with pytest.raises(CheckpointError, match=message):
+        load_huggingface(QWEN2, dtype=dtype)
 
 
 NORM = "model.norm.weight"
@@ -117,6 +133,22 @@ def test_tensors_that_do_not_fit_the_config_are_refused_by_name(qwen2_copy, edit
         load_huggingface(qwen2_copy)
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_weights_of_8_bits_are_refused_by_name(qwen2_copy, kind):
+    kind = jnp.dtype(kind)
+    edit_tensors(qwen2_copy, lambda tensors: tensors.update({NORM: tensors[NORM].astype(kind)}))
+    with pytest.raises(CheckpointError, match=rf"tensor {NORM} is stored as (F8_E|float8_e)"):
+        load_huggingface(qwen2_copy)
+
+    # Also where the library can read them.
+    config = load_config(QWEN2)
+    tensors = safetensors.load_file(QWEN2 / "model.safetensors")
+    tensors[NORM] = tensors[NORM].astype(kind)
+    read = {name: lambda tensor=tensor: tensor for name, tensor in tensors.items()}
+    with pytest.raises(CheckpointError, match=f"here: tensor {NORM} is stored as {kind.name}, not"):
+        params_from_tensors(config, read, LAYOUT, jnp.float32, "here")
+
+
 def test_what_old_and_careful_checkpoints_store_besides_is_no_fault(qwen2_copy):
     def edit(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(1, np.float32)
@@ -149,6 +181,20 @@ def test_a_tensor_is_read_from_its_own_shard_alone(llama_copy):
     other = next(shard for shard in sorted(set(index.values())) if shard != index[NORM])
     edit_tensors(llama_copy, lambda tensors: tensors.update({NORM: np.ones(8, np.float32)}), other)
     with pytest.raises(CheckpointError, match=rf"{other}.*{NORM}"):
+        load_huggingface(llama_copy)
+
+
+@pytest.mark.parametrize("weight_map", [..., None, [NORM], "model.safetensors"])
+def test_an_index_without_an_object_of_file_names_is_refused(llama_copy, weight_map):
+    def edit(index):
+        del index["weight_map"]
+        if weight_map is not ...:
+            index["weight_map"] = weight_map
+
+    edit_index(llama_copy, edit)
+    with pytest.raises(
+        CheckpointError, match=r"index\.json: weight_map is (missing|.*not an object)"
+    ):
         load_huggingface(llama_copy)
 
 
@@ -200,7 +246,20 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
             {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768},
             "window is 4096",
         ),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            r"layer_types is \['full_attention', 'sliding_attention'\], which this",
+        ),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types is .*network does not do"),
+        (
+            {"layer_types": ["full_attention"]},
+            "layer_types is .* of 1 layers, not num_hidden_la.* 2",
+        ),
+        (
+            {"layer_types": "full_attention"},
+            "layer_types is 'full_attention', not a list of strings",
+        ),
+        ({"layer_types": [0, 0]}, r"layer_types is \[0, 0\], not a list of strings"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .'bits': 4."),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rope type is 'yarn'"),
@@ -223,6 +282,20 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', not true or false"),
         ({"rope_parameters": ..., "rope_scaling": {"factor": 4.0}}, "factor"),
         ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, "factor is -2.0"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "type": "llama3", "factor": 2.0}},
+            "rope type is 'linear' and 'llama3'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.5",
+        ),
+        ({"rope_parameters": 500.0}, "rope_parameters is 500.0, not an object"),
+        ({"use_sliding_window": 1}, "use_sliding_window is 1, not true or false"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, not a whole number of at least 1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, not a whole number"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures is"),
+        ({"architectures": ["LlamaForCausalLM"] * 2}, "architectures is"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -245,6 +318,12 @@ def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks_for_it(
 def test_a_window_that_is_never_reached_or_not_used_is_no_window(llama_copy, fields):
     edit_config(llama_copy, **fields)
     assert load_config(llama_copy).max_context == 64
+
+
+@pytest.mark.parametrize("kinds", [None, ["full_attention"] * 2])
+def test_layers_of_full_attention_may_be_named_one_by_one_or_not(llama_copy, kinds):
+    edit_config(llama_copy, layer_types=kinds)
+    assert load_config(llama_copy) == load_config(LLAMA)
 
 
 def test_old_and_new_files_spell_the_scaling_of_rope_in_different_places(llama_copy):
@@ -274,6 +353,43 @@ def test_a_missing_or_broken_config_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json: not an object"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"vocab_size": 24',
+        b'{"vocab_size": "\xff"}',
+        b'{"vocab_size": ' + b"9" * 5000 + b"}",
+        b'{"vocab_size": ' * 100_000 + b"24" + b"}" * 100_000,
+        b"[" * 100_000,
+    ],
+    ids=["empty", "cut short", "not UTF-8", "digits without end", "deep objects", "deep lists"],
+)
+def test_what_is_no_json_or_too_deep_or_long_to_read_is_refused_by_name(llama_copy, content):
+    for file, load in (
+        ("config.json", load_config),
+        ("model.safetensors.index.json", load_huggingface),
+    ):
+        before = (llama_copy / file).read_bytes()
+        (llama_copy / file).write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"{re.escape(str(llama_copy / file))}: ."):
+            load(llama_copy)
+        (llama_copy / file).write_bytes(before)
+
+
+@pytest.mark.parametrize("load", [load_config, load_huggingface])
+def test_what_is_no_folder_is_refused_with_its_path(load, qwen2_copy):
+    file = qwen2_copy / "model.safetensors"
+    wanted = re.escape(f"{file}: it is a file, and a folder with config.json and the weights is")
+    with pytest.raises(CheckpointError, match=wanted):
+        load(file)
+    gone = qwen2_copy / "gone"
+    with pytest.raises(CheckpointError, match=re.escape(f"{gone}: there is no such folder")):
+        load(str(gone))
+    with pytest.raises(CheckpointError, match="directory is None: must be the path"):
+        load(None)
 
 
 @pytest.fixture
@@ -314,6 +430,57 @@ def test_the_tokens_that_end_a_text_are_those_of_the_generation_config_if_it_say
     assert stop_tokens() == (3,)
     edit_config(with_tokenizer, eos_token_id=None)
     assert stop_tokens() == ()
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("stored", "stop_tokens"),
+    [(22, (22,)), (0, (0,)), ([22, 5], (22, 5)), ([], ()), (None, ())],
+    ids=str,
+)
+def test_the_tokens_that_end_a_text_are_one_or_a_list_or_none(
+    with_tokenizer, file, stored, stop_tokens
+):
+    edit_config(with_tokenizer, eos_token_id=...)
+    (with_tokenizer / "generation_config.json").unlink(missing_ok=True)
+    path = with_tokenizer / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | {"eos_token_id": stored}))
+    assert load_huggingface(with_tokenizer).tokenizer.stop_tokens == stop_tokens
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        ("3", "'3'"),
+        (True, "True"),
+        (3.0, "3.0"),
+        (-1, "-1"),
+        (24, "24"),
+        ([3, 24], "24"),
+        ([3, None], "None"),
+        ([[3]], r"\[3\]"),
+        ({"id": 3}, r"\{'id': 3\}"),
+    ],
+    ids=str,
+)
+def test_an_end_of_text_that_is_no_token_of_the_network_is_refused_with_its_file(
+    with_tokenizer, file, stored, shown
+):
+    (with_tokenizer / file).write_text(
+        json.dumps(
+            json.loads((with_tokenizer / "config.json").read_text()) | {"eos_token_id": stored}
+        )
+    )
+    wanted = rf"/{file}: eos_token_id is {shown}, not a whole number from 0 to 23"
+    with pytest.raises(CheckpointError, match=wanted):
+        load_huggingface(with_tokenizer)
+
+
+def test_a_character_that_a_checkpoint_has_no_token_for_is_refused_and_not_left_out(with_tokenizer):
+    with pytest.raises(ValueError, match=r"text\[2\] is 'Z', which the tokenizer has no token for"):
+        load_huggingface(with_tokenizer).tokenizer.encode("ABZA")
 
 
 def test_a_broken_tokenizer_is_refused_by_name(with_tokenizer):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,13 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.build import Capacity
-from jaxspec.checks import assert_whole
+from jaxspec.checks import assert_kind, assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, View
 from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.model_tree import root_logits
 from jaxspec.decode.policy import AdaptiveTreePolicy
-from jaxspec.language_model import Cache, LanguageModel
+from jaxspec.language_model import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass
 from jaxspec.trees import ancestor_mask, tree_of_parents
 from jaxspec.verify import RULES, Rule
@@ -41,6 +42,10 @@ class AdaptiveModelTree:
 
     def __post_init__(self) -> None:
         """Choose widths, and refuse a network that takes no trees."""
+        assert_language_model("model", self.model)
+        assert_kind("policy", self.policy, AdaptiveTreePolicy, "an AdaptiveTreePolicy(...)")
+        wanted = "a sequence of block widths, such as (1, 8)"
+        assert_kind("widths", self.widths, Sequence, wanted)
         self.model.assert_takes_trees()
         most = self.capacity.max_nodes
         for width in self.widths:

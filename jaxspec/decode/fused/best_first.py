@@ -13,7 +13,7 @@ from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
 from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.model_tree import root_logits
-from jaxspec.language_model import Cache, LanguageModel
+from jaxspec.language_model import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass
 from jaxspec.trees import tree_of_parents
 from jaxspec.verify import RULES, Rule
@@ -45,6 +45,7 @@ class BestFirstTree(OfOneDepth):
 
     def __post_init__(self) -> None:
         """Refuse a tree that is none, and a network that takes no trees."""
+        assert_language_model("model", self.model)
         self.model.assert_takes_trees()
         for name in ("max_nodes", "beam", "depth"):
             assert_whole(name, getattr(self, name), 1)

@@ -7,16 +7,17 @@ In the shape descriptions B denotes the batch, N, C, D the capacity of a tree (n
 node, depth), S the slots of a text, V the vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.build import Capacity
-from jaxspec.checks import record
+from jaxspec.checks import assert_kind, assert_whole, described, record
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.each import each_row
-from jaxspec.language_model import Cache, LanguageModel
+from jaxspec.language_model import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.trees import chain
 from jaxspec.verify import RULES, Rule
@@ -127,6 +128,54 @@ class FusedDrafter(Protocol):
 
     def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
         """Return the depth to ask for after a round; all int32 [B]."""
+
+
+def assert_drafter(drafter: Any) -> None:
+    """Refuse what is no drafter of the compiled loop, such as one of the host loop.
+
+    Raises:
+      ValueError: naming what was given, what it lacks and what to give instead.
+    """
+    wanted = "must be a fused drafter, such as fused.Plain() or fused.model_path(model, depth)"
+    if isinstance(drafter, type):
+        raise ValueError(f"drafter is {described(drafter)}, not one made of it: {wanted}")
+    members = [name for name in vars(FusedDrafter) if not name.startswith("_")]
+    lacking = ", ".join(name for name in members if not hasattr(drafter, name))
+    if lacking:
+        raise ValueError(f"drafter is {described(drafter)}, which has no {lacking}: {wanted}")
+    assert_rule("the drafter's rule", drafter.rule)
+    assert_kind(
+        "the drafter's capacity",
+        drafter.capacity,
+        Capacity,
+        "a Capacity(max_nodes, max_children, max_depth)",
+    )
+    _assert_widths(drafter.widths, drafter.capacity.max_nodes)
+    if drafter.model is not None:
+        assert_language_model("the drafter's model", drafter.model)
+
+
+def _assert_widths(widths: Any, nodes: int) -> None:
+    """Refuse block widths that a tree could be wider than: rows of its last nodes would be zeros."""
+    assert_kind("the drafter's widths", widths, Sequence, "a sequence of block widths, rising")
+    for width in widths:
+        assert_whole(f"the drafter's widths are {tuple(widths)}: one of them", width, 1)
+    if list(widths) != sorted(set(widths)) or list(widths)[-1:] != [nodes]:
+        raise ValueError(
+            f"the drafter's widths are {tuple(widths)}: must rise, and end with its capacity's "
+            f"max_nodes, {nodes}"
+        )
+
+
+def assert_rule(name: str, rule: Any) -> None:
+    """Refuse what is no rule, such as the name of one.
+
+    Raises:
+      ValueError: naming the argument, what was given and what to give instead.
+    """
+    is_name = isinstance(rule, str) and rule in RULES
+    which = f'RULES["{rule}"]' if is_name else f"one of RULES: {', '.join(RULES)}"
+    assert_kind(name, rule, Rule, f"a jaxspec.Rule, {which}")
 
 
 def is_path(capacity: Capacity) -> bool:

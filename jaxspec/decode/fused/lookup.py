@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.build import Capacity
-from jaxspec.checks import assert_whole
+from jaxspec.checks import assert_kind, assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
 from jaxspec.decode.fused.each import each_row
@@ -50,6 +50,8 @@ class Lookup(Modelless):
 
     def __post_init__(self) -> None:
         """Refuse lengths that draft nothing."""
+        wanted = "a mapping from the length of a match to the tokens drafted, such as {4: 8, 3: 4}"
+        assert_kind("lengths", self.lengths, Mapping, wanted)
         if not self.lengths:
             raise ValueError("lengths are empty: say how much to draft after a match of how many")
         for match, drafted in self.lengths.items():

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_whole
+from jaxspec.checks import assert_whole, described
+from jaxspec.decode.fused import requests
 from jaxspec.decode.fused.blocks import Blocks
-from jaxspec.decode.fused.drafters import FusedDrafter, Plain, View, is_path
+from jaxspec.decode.fused.drafters import FusedDrafter, Plain, View, assert_drafter, is_path
 from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.state import (
     Ending,
@@ -32,6 +33,7 @@ from jaxspec.language_model import (
     CacheError,
     LanguageModel,
     TokensDifferError,
+    assert_language_model,
     assert_same_tokens,
     shapes_of,
 )
@@ -70,11 +72,18 @@ class FusedDecoder:
     draws: Callable[[jax.Array, int, jax.Array], RoundDraws] = round_draws
 
     def __post_init__(self) -> None:
-        """Refuse networks that cannot do it, or do not fit each other."""
+        """Refuse what is no network or drafter, and networks that do not do it or do not fit."""
+        assert_language_model("target", self.target)
+        assert_drafter(self.drafter)
         for name in ("max_length", "max_stop_tokens", "prefill_width"):
             assert_whole(name, getattr(self, name), 1)
         if not isinstance(self.bonus, bool):
             raise ValueError(f"bonus is {self.bonus!r}: must be True or False")
+        if not callable(self.draws):
+            raise ValueError(
+                f"draws is {described(self.draws)}: must be a function of (key, number of nodes, "
+                "root position), such as jaxspec.round_draws"
+            )
         for model in (self.target, self.drafter.model):
             if model is None:
                 continue
@@ -126,24 +135,19 @@ class FusedDecoder:
         Raises:
           ValueError: naming the row, the argument and its value.
         """
-        batch = len(prompts)
-        if batch < 1:
-            raise ValueError("there are no prompts: give at least one")
-        keys = _keys_of(keys, batch)
-        texts = [self._prompt(row, prompt) for row, prompt in enumerate(prompts)]
-        lengths = np.array([len(text) for text in texts], np.int32)
-        budgets = _column("new_tokens", new_tokens, batch, np.int64)
-        kelvins = _column("temperature", temperature, batch, np.float32)
-        ranks = _column("top_k", self.target.vocab if top_k is None else top_k, batch, np.int64)
-        masses = _column("top_p", top_p, batch, np.float32)
-        _check("new_tokens", budgets, budgets >= 1, "at least 1")
-        is_warm = (kelvins >= 0) & (kelvins < np.inf)
-        _check("temperature", kelvins, is_warm, "finite and at least 0")
-        _check("top_k", ranks, ranks >= 1, "at least 1")
-        _check("top_p", masses, (masses > 0) & (masses <= 1), "above 0 and at most 1")
-        tokens = np.zeros((batch, self.slots), np.int32)
-        for row, text in enumerate(texts):
-            tokens[row, : len(text)] = text
+        vocab = self.target.vocab
+        batch = requests.batch_of(prompts)
+        keys = requests.keys_of(keys, batch)
+        texts = [
+            requests.prompt_of(row, prompt, vocab, self.max_length)
+            for row, prompt in enumerate(prompts)
+        ]
+        budgets = requests.budgets_of(new_tokens, batch)
+        kelvins = requests.temperatures_of(temperature, batch)
+        ranks = requests.ranks_of(top_k, batch, vocab)
+        masses = requests.masses_of(top_p, batch)
+        stops = requests.stops_of(stop_tokens, batch, vocab, self.max_stop_tokens)
+        tokens, lengths = requests.side_by_side(texts, self.slots)
         wanted = lengths + np.minimum(budgets, self.max_length)
         limits = np.minimum(wanted, self.max_length).astype(np.int32)
         ending = np.where(lengths >= limits, int(Ending.CAPACITY), int(Ending.NONE))
@@ -158,9 +162,9 @@ class FusedDecoder:
             prompt_length=jnp.array(lengths),
             limit=jnp.array(limits),
             is_budget=jnp.array(budgets <= self.max_length - lengths),
-            stop_tokens=jnp.array(self._stops(stop_tokens, batch)),
+            stop_tokens=jnp.array(stops),
             temperature=jnp.array(kelvins),
-            top_k=jnp.array(np.minimum(ranks, self.target.vocab).astype(np.int32)),
+            top_k=jnp.array(ranks),
             top_p=jnp.array(masses),
             keys=jnp.copy(keys),
             depth=jnp.full(batch, self.drafter.first_depth, jnp.int32),
@@ -203,6 +207,7 @@ class FusedDecoder:
 
     def lower(self, batch: int) -> Any:
         """Lower the compiled loop for a batch of so many rows, to look at."""
+        assert_whole("batch", batch, 1)
         keys = jax.random.split(jax.random.key(0), batch)
         state = self.start([[0]] * batch, keys, new_tokens=1)
         return self._advance.lower(self.target.params, self.drafter.params, state, np.int32(1))
@@ -386,88 +391,3 @@ class FusedDecoder:
             accepted=state.accepted + jnp.where(is_open, accepted, 0),
             calls=state.calls + 1,
         )
-
-    def _prompt(self, row: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Check one prompt."""
-        tokens = _array(prompt)
-        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-            raise ValueError(f"prompt {row}: wanted a sequence of token ids, not {prompt!r}")
-        if tokens.size == 0:
-            raise ValueError(f"prompt {row} is empty: a decode starts after at least one token")
-        bad = np.flatnonzero((tokens < 0) | (tokens >= self.target.vocab))
-        if bad.size:
-            raise ValueError(
-                f"prompt {row}: token {bad[0]} is {tokens[bad[0]]}, outside the vocabulary of "
-                f"{self.target.vocab}"
-            )
-        if len(tokens) > self.max_length:
-            raise ValueError(
-                f"prompt {row} has {len(tokens)} tokens, max_length is {self.max_length}"
-            )
-        return tokens
-
-    def _stops(self, stop_tokens: Sequence[Any], batch: int) -> np.ndarray:
-        """Lay the stop tokens out, int32 [B, K]."""
-        if not isinstance(stop_tokens, Sequence | np.ndarray):
-            raise ValueError(f"stop_tokens is {stop_tokens!r}: wanted a sequence of token ids")
-        is_nested = len(stop_tokens) > 0 and isinstance(stop_tokens[0], Sequence | np.ndarray)
-        by_row = list(stop_tokens) if is_nested else [stop_tokens] * batch
-        if len(by_row) != batch:
-            raise ValueError(f"stop_tokens are given for {len(by_row)} rows, the batch has {batch}")
-        table = np.full((batch, self.max_stop_tokens), -1, np.int32)
-        for row, stops in enumerate(by_row):
-            ids = _array(stops)
-            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-                raise ValueError(f"row {row}: stop_tokens are {stops!r}: wanted token ids")
-            if len(ids) > self.max_stop_tokens:
-                raise ValueError(
-                    f"row {row} has {len(ids)} stop tokens, there is room for "
-                    f"{self.max_stop_tokens}: raise max_stop_tokens"
-                )
-            for place, token in enumerate(ids.tolist()):
-                if not 0 <= token < self.target.vocab:
-                    raise ValueError(
-                        f"row {row}: stop token {token} is outside the vocabulary of "
-                        f"{self.target.vocab}: it would stop nothing"
-                    )
-                table[row, place] = token
-        return table
-
-
-def _array(value: Any) -> np.ndarray:
-    """Return an array; of objects where the value is none that numbers fit in."""
-    try:
-        return np.asarray(value)
-    except ValueError:
-        return np.asarray(None)
-
-
-def _keys_of(keys: jax.Array, batch: int) -> jax.Array:
-    is_key = isinstance(keys, jax.Array) and jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    if is_key and keys.ndim == 0 and batch == 1:
-        return keys[None]
-    if not is_key or keys.shape != (batch,):
-        raise ValueError(
-            f"keys must be {batch} typed keys, as jax.random.split(jax.random.key(seed), {batch}), "
-            f"not {keys}"
-        )
-    return keys
-
-
-def _column(name: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
-    """Spread one number over the batch, or take one for each row."""
-    given = np.asarray(value)
-    if given.shape not in ((), (batch,)) or given.dtype.kind not in "iuf":
-        raise ValueError(f"{name} is {value!r}: wanted a number, or {batch} of them")
-    if np.issubdtype(dtype, np.integer) and given.dtype.kind == "f":
-        raise ValueError(f"{name} is {value!r}: wanted whole numbers")
-    if given.dtype.kind == "u":
-        given = np.minimum(given, np.iinfo(np.int64).max)
-    with np.errstate(over="ignore"):  # infinity is refused by name
-        return np.broadcast_to(given, (batch,)).astype(dtype)
-
-
-def _check(name: str, values: np.ndarray, holds: np.ndarray, wanted: str) -> None:
-    bad = np.flatnonzero(~holds)
-    if bad.size:
-        raise ValueError(f"row {bad[0]}: {name} is {values[bad[0]]}: must be {wanted}")

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.checks import assert_whole
 from jaxspec.decode.fused.blocks import Blocks
-from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
+from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View, assert_rule
 from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.shape import Shaped
-from jaxspec.language_model import Cache, LanguageModel
+from jaxspec.language_model import Cache, LanguageModel, assert_language_model
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, propose
 from jaxspec.rows import Probabilities, row_of
@@ -37,6 +38,8 @@ class ModelTree(Shaped, OfOneDepth):
 
     def __post_init__(self) -> None:
         """Refuse a tree without candidates, and a rule or network that cannot do it."""
+        assert_language_model("model", self.model)
+        assert_rule("rule", self.rule)
         shape = self.shape
         if shape.capacity.max_children > self.model.vocab:
             raise ValueError(
@@ -102,7 +105,11 @@ def model_path(model: LanguageModel, depth: int, rule: Rule = RULES["token"]) ->
       model: the draft network.
       depth: T, tokens to draft in a round.
       rule: `RULES["token"]`, or `RULES["block"]` for block verification.
+
+    Raises:
+      ValueError: one of them is none.
     """
+    assert_whole("depth", depth, 1)
     return ModelTree(model, (1,) * depth, rule)
 
 

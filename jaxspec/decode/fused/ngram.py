@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import record
+from jaxspec.checks import assert_kind, record
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
 from jaxspec.decode.fused.each import each_row
@@ -49,9 +49,10 @@ class NGramTree(Shaped, Modelless):
           widths: candidates below each node, by depth; all ones for a path.
 
         Raises:
-          ValueError: no widths, one of 0, more than there are tokens; a model of order 0, or one of
-            more contexts than an int32 numbers.
+          ValueError: no widths, one of 0, more than there are tokens; no n-gram model, one of order
+            0, or one of more contexts than an int32 numbers.
         """
+        assert_kind("ngram", ngram, NGram, "a jaxspec.models.NGram, such as fit_ngram gives")
         self.widths_by_depth = widths
         self.order = ngram.order
         if ngram.order < 1:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.build import Capacity
-from jaxspec.checks import assert_whole
+from jaxspec.checks import assert_kind, assert_whole
 from jaxspec.trees import Tree, make_tree
 
 
@@ -28,6 +29,8 @@ class Shape:
 
     def __post_init__(self) -> None:
         """Refuse a tree without candidates."""
+        wanted = "a sequence of widths, one for each depth, such as (2, 1)"
+        assert_kind("widths", self.widths, Sequence, wanted)
         if not self.widths:
             raise ValueError(f"widths are {self.widths}: one width of at least 1 for each depth")
         for depth, width in enumerate(self.widths):

@@ -10,7 +10,7 @@ import enum
 import jax
 import numpy as np
 
-from jaxspec.checks import record
+from jaxspec.checks import assert_kind, record
 from jaxspec.language_model import Cache
 
 
@@ -130,7 +130,9 @@ class FusedText:
 
 
 def assert_alive(state: FusedState) -> None:
-    """Refuse a state whose buffers `FusedDecoder.advance` took over."""
+    """Refuse what is no state, and one whose buffers `FusedDecoder.advance` took over."""
+    wanted = "a FusedState, such as FusedDecoder.start and advance give"
+    assert_kind("state", state, FusedState, wanted)
     if state.length.is_deleted():
         raise ValueError("this state was given to advance: use the one that it returned")
 
@@ -139,7 +141,7 @@ def texts_of(state: FusedState) -> tuple[FusedText, ...]:
     """Read a state on the host, one text for each row.
 
     Raises:
-      ValueError: the state was given to `FusedDecoder.advance`.
+      ValueError: the state is none, or was given to `FusedDecoder.advance`.
     """
     assert_alive(state)
     small = {

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_model import row_after
-from small import DRAFT, LENGTH, VOCAB, matches_of
+from small import DRAFT, LENGTH, VOCAB, matches_of, provider
 
 import jaxspec as js
 from jaxspec.decode import fused
@@ -178,7 +179,7 @@ def paths_in_the_loop(
         (lambda: fused.NGramTree(fit_ngram("ab", 0), (1,)), "an n-gram model of order 0"),
         (lambda: fused.NGramTree(fit_ngram("ab", 1), (3,)), "more than the 2 tokens"),
         (lambda: fused.NGramTree(fit_ngram("ab", 1), ()), "one width of at least 1"),
-        (lambda: fused.model_path(DRAFT, 0), "one width of at least 1"),
+        (lambda: fused.model_path(DRAFT, 0), "depth is 0: must be a whole number, at least 1"),
         (lambda: fused.ModelTree(DRAFT, (6,), js.RULES["point_mass"]), "more than the 5 tokens"),
         (lambda: fused.ModelTree(DRAFT, (2,), js.RULES["token"]), "rule 'token' is for paths"),
         (lambda: fused.BestFirstTree(DRAFT, beam=6), "a beam of 1 to 5 tokens"),
@@ -190,4 +191,60 @@ def paths_in_the_loop(
 )
 def test_drafters_that_are_none_are_refused_with_the_reason(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+NGRAM = fit_ngram("abcab", 2)
+LIKELY = js.RULES["point_mass"]
+NO_NETWORK = "is of type Provider: must be a jaxspec.language_model.LanguageModel, such as models"
+NO_WIDTHS = ": must be a sequence of widths, one for each depth, such as (2, 1)"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fused.ModelTree(provider(0.0, 1.0), (2,), LIKELY), f"model {NO_NETWORK}"),
+        (lambda: fused.ModelTree("llama", (2,), LIKELY), "model is 'llama', of type str: must be"),
+        (lambda: fused.model_path(provider(0.0, 1.0), 2), f"model {NO_NETWORK}"),
+        (lambda: fused.BestFirstTree(provider(0.0, 1.0)), f"model {NO_NETWORK}"),
+        (lambda: fused.AdaptiveModelTree(provider(0.0, 1.0)), f"model {NO_NETWORK}"),
+        (
+            lambda: fused.ModelTree(DRAFT, (2,), "point_mass"),
+            'of type str: must be a jaxspec.Rule, RULES["point_mass"]',
+        ),
+        (
+            lambda: fused.ModelTree(DRAFT, (2,), "tokens"),
+            "rule is 'tokens', of type str: must be a jaxspec.Rule, one of RULES: token, block,",
+        ),
+        (lambda: fused.model_path(DRAFT, 2, "block"), 'RULES["block"]'),
+        (lambda: fused.ModelTree(DRAFT, (1,), None), "rule is None: must be a jaxspec.Rule"),
+        (lambda: fused.ModelTree(DRAFT, (1,), js.verify_path), "must be a jaxspec.Rule"),
+        (lambda: fused.ModelTree(DRAFT, (1,), js.Rule), "rule is the class Rule: must be"),
+        (lambda: fused.ModelTree(DRAFT, 2, LIKELY), f"widths is 2, of type int{NO_WIDTHS}"),
+        (lambda: fused.ModelTree(DRAFT, {2}, LIKELY), f"widths is of type set{NO_WIDTHS}"),
+        (lambda: fused.NGramTree(NGRAM, 2), f"widths is 2, of type int{NO_WIDTHS}"),
+        (lambda: fused.NGramTree(NGRAM, np.array([2, 1])), f"of type ndarray{NO_WIDTHS}"),
+        (
+            lambda: fused.AdaptiveModelTree(DRAFT, widths=4),
+            "widths is 4, of type int: must be a sequence of block widths, such as (1, 8)",
+        ),
+        (lambda: fused.AdaptiveModelTree(DRAFT, 4), "policy is 4, of type int: must be an Ad"),
+        (lambda: fused.AdaptiveModelTree(DRAFT, None), "policy is None: must be an AdaptiveTreeP"),
+        (lambda: fused.model_path(DRAFT, None), "depth is None: must be a whole number"),
+        (lambda: fused.model_path(DRAFT, (1, 1)), "depth is (1, 1): must be a whole number"),
+        (
+            lambda: fused.NGramTree(DRAFT, (1,)),
+            "ngram is of type LanguageModel: must be a jaxspec.models.NGram, such as fit_ngram",
+        ),
+        (lambda: fused.NGramTree(NGRAM.provider("ab"), (1,)), "ngram is of type Provider: must be"),
+        (
+            lambda: fused.Lookup([3, 2]),
+            "lengths is of type list: must be a mapping from the length of a match to the tokens",
+        ),
+        (lambda: fused.Lookup(3), "lengths is 3, of type int: must be a mapping"),
+        (lambda: fused.Lookup(None), "lengths is None: must be a mapping"),
+    ],
+)
+def test_arguments_of_another_kind_are_named_with_what_to_give_instead(make, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         make()

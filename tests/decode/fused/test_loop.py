@@ -1,6 +1,7 @@
 """The compiled loop: equal to the host loop, greedy at temperature 0, rows on their own."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from small import (
 )
 
 import jaxspec as js
-from jaxspec.decode import Decoder, fused
+from jaxspec.decode import Decoder, NoDraft, fused
 from jaxspec.language_model import CacheError, ForwardError, LanguageModel, TokensDifferError
 from jaxspec.models import fit_ngram
 
@@ -154,7 +155,7 @@ def test_one_compilation_serves_all_lengths_temperatures_filters_and_acceptances
             temperature=[0.0, 0.5, float(seed)],
             top_k=2 + seed,
             top_p=0.5 + 0.1 * seed,
-            stop_tokens=[seed],
+            stop_tokens=jnp.array([seed]),
         )
     assert TRACED["path by token"] == once
 
@@ -257,6 +258,23 @@ def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them
         ({"stop_tokens": [[0]]}, "stop_tokens are given for 1 rows, the batch has 2"),
         ({"stop_tokens": [0, 1, 2, 3, 4]}, "row 0 has 5 stop tokens, there is room for 4"),
         ({"keys": jax.random.key(0)}, "keys must be 2 typed keys"),
+        ({"top_k": [3, None]}, "row 1: top_k is None: wanted a number; 5 keeps all tokens"),
+        ({"top_p": [None, 0.9]}, "row 0: top_p is None: wanted a number; 1.0 keeps all tokens"),
+        ({"temperature": [1.0, None]}, "row 1: temperature is None: wanted a number$"),
+        ({"temperature": ["0.5", 1.0]}, "row 0: temperature is '0.5': wanted a number"),
+        (
+            {"temperature": [1.0, [1.0, 2.0]]},
+            r"row 1: temperature is \[1.0, 2.0\]: wanted a number",
+        ),
+        ({"new_tokens": [2, None]}, "row 1: new_tokens is None: wanted a number"),
+        ({"new_tokens": None}, "new_tokens is None: wanted a number, or 2 of them"),
+        ({"top_p": None}, "top_p is None: wanted a number, or 2 of them"),
+        ({"prompts": 5}, "prompts is 5, of type int: must be a sequence of prompts"),
+        ({"prompts": iter([[1], [2]])}, "prompts is of type list_iterator: must be a sequence"),
+        (
+            {"stop_tokens": np.array(3)},
+            r"stop_tokens is array\(3\): wanted a sequence of token ids",
+        ),
     ],
 )
 def test_bad_arguments_are_named_with_their_row_and_value(
@@ -283,6 +301,81 @@ def test_a_decoder_of_bad_sizes_or_of_other_tokens_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fused.FusedDecoder(TARGET, **arguments)
+
+
+def own_drafter(**parts: Any) -> fused.FusedDrafter:
+    """A drafter of one's own, with parts that are of another kind."""
+    return type("Own", (fused.Plain,), parts)()
+
+
+NO_DRAFTER = "must be a fused drafter, such as fused.Plain() or fused.model_path(model, depth)"
+NO_NETWORK = ": must be a jaxspec.language_model.LanguageModel, such as models.load_huggingface"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fused.FusedDecoder(provider(0.0, 1.0)), f"target is of type Provider{NO_NETWORK}"),
+        (lambda: fused.FusedDecoder("llama"), f"target is 'llama', of type str{NO_NETWORK}"),
+        (lambda: fused.FusedDecoder(TARGET.params), f"target is of type dict{NO_NETWORK}"),
+        (lambda: fused.FusedDecoder(LanguageModel), "target is the class LanguageModel: must be"),
+        (
+            lambda: fused.FusedDecoder(TARGET, NoDraft()),
+            "drafter is of type NoDraft, which has no capacity, widths, model, params, spare_slots: "
+            + NO_DRAFTER,
+        ),
+        (lambda: fused.FusedDecoder(TARGET, TARGET), "drafter is of type LanguageModel, which has"),
+        (lambda: fused.FusedDecoder(TARGET, None), "drafter is None, which has no rule, capacity"),
+        (lambda: fused.FusedDecoder(TARGET, "lookup"), "drafter is 'lookup', of type str, which"),
+        (
+            lambda: fused.FusedDecoder(TARGET, fused.Plain),
+            f"drafter is the class Plain, not one made of it: {NO_DRAFTER}",
+        ),
+        (
+            lambda: fused.FusedDecoder(TARGET, own_drafter(model="draft")),
+            f"the drafter's model is 'draft', of type str{NO_NETWORK}",
+        ),
+        (
+            lambda: fused.FusedDecoder(TARGET, own_drafter(rule="token")),
+            "the drafter's rule is 'token', of type str: must be a jaxspec.Rule, RULES[\"token\"]",
+        ),
+        (
+            lambda: fused.FusedDecoder(TARGET, own_drafter(capacity=(1, 1, 0))),
+            "the drafter's capacity is of type tuple: must be a Capacity(max_nodes, max_children,",
+        ),
+        (
+            lambda: fused.FusedDecoder(TARGET, own_drafter(widths=2)),
+            "the drafter's widths is 2, of type int: must be a sequence of block widths, rising",
+        ),
+        (
+            lambda: fused.FusedDecoder(TARGET, own_drafter(widths=(0, 1))),
+            "the drafter's widths are (0, 1): one of them is 0: must be a whole number, at least 1",
+        ),
+        *(
+            (
+                lambda widths=widths: fused.FusedDecoder(TARGET, own_drafter(widths=widths)),
+                f"the drafter's widths are {tuple(widths)}: must rise, and end with its capacity's",
+            )
+            for widths in ((), (2,), (1, 2), [1, 1], (2, 1))
+        ),
+        (
+            lambda: fused.FusedDecoder(TARGET, draws=jax.random.key(0)),
+            "must be a function of (key, number of nodes, root position), such as jaxspec.round_draws",
+        ),
+        (lambda: decoder("plain").lower("x"), "batch is 'x': must be a whole number, at least 1"),
+        (lambda: decoder("plain").lower(0), "batch is 0: must be a whole number, at least 1"),
+        (
+            lambda: decoder("plain").advance(None),
+            "state is None: must be a FusedState, such as FusedDecoder.start and advance give",
+        ),
+        (lambda: fused.texts_of([1, 2]), "state is of type list: must be a FusedState"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_by_name_with_what_to_give_instead(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
 
 
 def forward_giving(change: Callable[[Any, Any], tuple[Any, Any]]) -> LanguageModel:

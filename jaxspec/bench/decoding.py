@@ -62,6 +62,26 @@ class Request:
     options: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run took.
+
+    Attributes:
+      seconds: of its rounds.
+      tokens: new ones.
+      calls: of the target.
+    """
+
+    seconds: float
+    tokens: int
+    calls: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
 @functools.lru_cache(maxsize=1)
 def _smollm2() -> LanguageModel:
     """Load SmolLM2 once, to ask for its room and to time it."""
@@ -177,69 +197,65 @@ def _measure(
     drafters: Mapping[str, fused.FusedDrafter],
     requests: Mapping[str, Sequence[Request]],
     length: int,
-    others: Mapping[str, Callable[[Request], tuple[float, int, int]]],
+    others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    ways = {PLAIN: _fused(target, fused.Plain(), length)}
-    ways |= {name: _fused(target, drafter, length) for name, drafter in drafters.items()}
+    plain = _fused(target, fused.Plain(), length)
+    ways = {name: _fused(target, drafter, length) for name, drafter in drafters.items()}
     ways |= others
     for of_group in requests.values():
-        for run in ways.values():
+        for run in (plain, *ways.values()):
             run(of_group[0])  # compile
     found: list[Speed] = []
     for group, of_group in requests.items():
-        runs: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
+        pairs: dict[str, list[tuple[Run, Run]]] = {name: [] for name in (PLAIN, *ways)}
         for request in of_group:
             for name, run in ways.items():
-                runs[name].append(run(request))
-        found += _speeds(group, runs)
+                before = plain(request)
+                pairs[PLAIN].append((before, before))
+                pairs[name].append((before, run(request)))
+        found += [_speed(group, name, of_way) for name, of_way in pairs.items()]
     return found
 
 
-def _speeds(group: str, runs: Mapping[str, Sequence[tuple[float, int, int]]]) -> list[Speed]:
-    """Sum up the runs (seconds, new tokens, target calls) of each way of decoding."""
-    rates = {
-        name: np.array([tokens / seconds for seconds, tokens, _ in of_way])
-        for name, of_way in runs.items()
-    }
-    return [
-        Speed(
-            group=group,
-            name=name,
-            tokens_per_call=sum(run[1] for run in of_way) / sum(run[2] for run in of_way),
-            tokens_per_second=float(np.median(rates[name])),
-            ratio=float(np.median(rates[name] / rates[PLAIN])),
-        )
-        for name, of_way in runs.items()
-    ]
+def _speed(group: str, name: str, pairs: Sequence[tuple[Run, Run]]) -> Speed:
+    """Sum up the pairs of runs, plain and this one, of one way of decoding."""
+    runs = [run for _, run in pairs]
+    return Speed(
+        group=group,
+        name=name,
+        tokens_per_call=sum(run.tokens for run in runs) / sum(run.calls for run in runs),
+        tokens_per_second=float(np.median([run.rate for run in runs])),
+        ratio=float(np.median([run.rate / plain.rate for plain, run in pairs])),
+    )
 
 
 def _fused(
     target: LanguageModel, drafter: fused.FusedDrafter, length: int
-) -> Callable[[Request], tuple[float, int, int]]:
-    """Return a run of the compiled loop: (seconds of its rounds, new tokens, target calls)."""
+) -> Callable[[Request], Run]:
+    """Return a run of the compiled loop."""
     decoder = fused.FusedDecoder(target, drafter, max_length=length)
 
-    def run(request: Request) -> tuple[float, int, int]:
+    def run(request: Request) -> Run:
         state = decoder.start([request.prompt], request.key, **request.options)
         state = jax.block_until_ready(decoder.advance(state, max_rounds=0))
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
         (text,) = fused.texts_of(state)
-        return seconds, len(text.new_tokens), text.rounds
+        return Run(seconds=seconds, tokens=len(text.new_tokens), calls=text.rounds)
 
     return run
 
 
-def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], tuple[float, int, int]]:
+def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Run]:
     """Return a run of the host loop, with a cache and one compiled forward for each token."""
 
     @functools.cache
     def attention_at(temperature: float) -> TreeAttention:
         return TreeAttention(target, slots=length, transform=Softmax(temperature), chunk=1)
 
-    def run(request: Request) -> tuple[float, int, int]:
+    def run(request: Request) -> Run:
         attention = attention_at(request.options["temperature"])
         decoder = Decoder(
             target=attention.provider(),
@@ -252,6 +268,6 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], tuple
         state = decoder.resume(state)
         seconds = time.perf_counter() - start
         count = len(state.new_tokens) - 1  # the first also read the prompt
-        return seconds, count, count
+        return Run(seconds=seconds, tokens=count, calls=count)
 
     return run

@@ -1,6 +1,6 @@
 """Draft, score, verify, commit: the whole loop one compiled program, over a batch.
 
-It is one `while_loop` over the batch, with `vmap`ped parts inside: a `vmap`ped loop would copy its
+It is one `while_loop` over the batch, with parts for each row inside: a `vmap`ped loop would copy its
 caches in every round. Rows that are finished stand still. Caches are written in place: a block goes
 to the slots after the text, and only accepted slots of it are moved.
 """

@@ -39,9 +39,9 @@ class Panels:
         return count * width, features
 
 
-def cut(weights: jax.Array) -> Panels | jax.Array:
-    """Cut a matrix [O, I] into panels; one whose O is no multiple of 16 stays as it is."""
-    if weights.shape[0] % WIDTH:
+def cut(weights: Panels | jax.Array) -> Panels | jax.Array:
+    """Cut a matrix [O, I] into panels; one that is cut, or whose O is no multiple of 16, stays."""
+    if isinstance(weights, Panels) or weights.shape[0] % WIDTH:
         return weights
     return Panels(panels=weights.reshape(-1, WIDTH, weights.shape[1]).swapaxes(1, 2))
 

@@ -96,6 +96,13 @@ def test_a_network_in_panels_is_saved_as_the_network(tmp_path):
     assert weights[0] == weights[1]
 
 
+def test_a_network_in_panels_stays_as_it_is(pair):
+    again = models.in_panels(pair[1])
+    leaves = (jax.tree.leaves(each.params) for each in (again, pair[1]))
+    for ours, theirs in zip(*leaves, strict=True):
+        assert ours is theirs
+
+
 def test_only_networks_made_by_llama_are_cut(pair):
     other = dataclasses.replace(pair[0], params={"embedding": jnp.ones((13, 16))}, name="other")
     with pytest.raises(ValueError, match="other is no network made by `llama`"):

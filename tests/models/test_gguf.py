@@ -73,6 +73,8 @@ def write(path, tensors, metadata, kind="llama", quantised=None):
         match value:
             case str():
                 writer.add_string(key, value)
+            case bool():
+                writer.add_bool(key, value)
             case int():
                 writer.add_uint32(key, value)
             case float():
@@ -169,9 +171,19 @@ def test_quantised_weights_are_expanded(tmp_path):
         ({"llama.rope.freq_base": -1.0}, "freq_base is -1.0, not a finite number above 0"),
         ({"llama.rope.freq_base": float("nan")}, "freq_base is nan, not a finite number"),
         ({"llama.context_length": 64.5}, "context_length is 64.5, not a whole number"),
-        ({"llama.rope.scaling.factor": 4.0}, "factor is 4.0, but llama.rope.scaling.type does not"),
-        ({"llama.rope.scaling.type": "linear"}, "factor is None, not a finite number above 0"),
-        ({"llama.attention.sliding_window": 4096}, "sliding_window is 4096; this package has 0"),
+        (
+            {"llama.rope.scaling.factor": 4.0, "llama.rope.scale_linear": 2.0},
+            "factor is 4.0, yet llama.rope.scale_linear is 2.0",
+        ),
+        ({"llama.rope.scaling.type": "linear"}, "factor is None, but .*type is 'linear'"),
+        ({"llama.attention.sliding_window": 32}, "sliding_window is 32; this package has 0"),
+        ({"llama.attention.scale": 0.5}, "attention.scale is 0.5, and this package has 0.353553"),
+        ({"llama.vocab_size": 25}, "vocab_size is 25; this package has 24"),
+        ({"llama.context_length": 1 << 31}, "context_length is 2147483648, not a whole number"),
+        ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv is 8.0; this package has 0"),
+        ({"llama.rope.scaling.attn_factor": 0.7}, r"attn_factor is 0.69\d*; this package has 1"),
+        ({"llama.attention.causal": False}, "attention.causal is False; this package has True"),
+        ({"split.count": 2}, "split.count is 2; this package has 0 or 1"),
         (
             {"llama.attention.layer_norm_rms_epsilon": None},
             "layer_norm_rms_epsilon is None, not a finite number",
@@ -247,11 +259,12 @@ def test_tensors_that_do_not_fit_the_metadata_are_refused_by_name(tmp_path, name
         ({"tokens": None}, "tokens is None, not a list of strings"),
         ({"tokens": list(range(8))}, r"tokens is \[0, 1, .*\], not a list of strings"),
         ({"tokens": [*PIECES[:-1], "A"]}, "pieces repeat"),
-        (
-            {"tokens": [*PIECES, *map(str, range(10, 27))], "token_type": [1] * 25},
-            "a tokenizer of 25 pieces for 24 ids",
-        ),
         ({"token_type": 3}, "token_type is 3, not a list of 8 kinds"),
+        ({"token_type": [1] * 7 + [9]}, "token_type is .*, not a list of 8 kinds from 0 to 6"),
+        ({"add_bos_token": True}, "add_bos_token is True, yet there is no .*bos_token_id"),
+        ({"add_eos_token": True}, "add_eos_token is True; this package has False"),
+        ({"add_space_prefix": True}, "add_space_prefix is True; this package has False"),
+        ({"suppress_tokens": [3]}, r"suppress_tokens is \[3\]; this package has \[\]"),
         ({"token_type": [1, 3]}, r"token_type is \[1, 3\], not a list of 8 kinds"),
         ({"eos_token_id": 24}, "eos_token_id is 24, not a whole number from 0 to 23"),
         ({"eos_token_id": [7]}, r"eos_token_id is \[7\], not a whole number"),
@@ -271,12 +284,14 @@ def test_a_tokenizer_that_does_not_hold_together_is_refused_by_the_field(
 @pytest.mark.parametrize(
     ("metadata", "stop_tokens", "tokens"),
     [
-        ({}, (7,), [6, 7]),
-        ({"eos_token_id": 23}, (23,), [6, 7]),  # an id that stands for no text
-        ({"eos_token_id": None}, (), [6, 7]),
-        ({"token_type": None}, (7,), None),  # nothing says that text spells it out
+        ({}, {7}, [6, 7]),
+        ({"eos_token_id": 23}, {23}, [6, 7]),  # an id that stands for no text
+        ({"eos_token_id": None}, set(), [6, 7]),
+        ({"eos_token_id": 0xFFFFFFFF}, set(), [6, 7]),  # -1, written as an unsigned number
+        ({"eot_token_id": 5, "eom_token_id": 4}, {4, 5, 7}, [6, 7]),
+        ({"token_type": None}, {7}, None),  # nothing says that text spells it out
     ],
-    ids=["as stored", "no text", "no end", "no kinds"],
+    ids=["as stored", "no text", "no end", "-1", "of turns and messages", "no kinds"],
 )
 def test_what_a_tokenizer_may_leave_out_is_not_made_up(tmp_path, metadata, stop_tokens, tokens):
     metadata = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
@@ -300,7 +315,7 @@ def test_text_is_cut_as_the_file_says_with_special_tokens_whole(tmp_path):
     assert ours.encode("ABBA 12<|im_end|>") == [6, 1, 0, 3, 4, 5, 7]
     assert ours.decode([6, 1, 0, 3, 4, 5, 7]) == "ABBA 12<|im_end|>"
     assert list(ours.pieces) == PIECES
-    assert ours.stop_tokens == (7,)
+    assert ours.stop_tokens == {7}
     assert tokenizer(**{"tokenizer.ggml.pre": "qwen2"}) is None
     assert tokenizer(**{"tokenizer.ggml.pre": ["smollm"]}) is None
     assert tokenizer(**{"tokenizer.ggml.pre": None}) is None
@@ -319,5 +334,5 @@ def test_digits_stand_alone_only_where_the_file_says_so(tmp_path):
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ImportError, match=r"gguf: pip install 'jaxspec-decoding\[models\]'"):
+    with pytest.raises(ImportError, match=r"gguf: pip install -e '.\[models\]'"):
         load_gguf(tmp_path / "any.gguf")

@@ -1,0 +1,177 @@
+"""What `tokenizer_config.json` says of a tokenizer, and the ids that begin and end its texts."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxspec.models.metadata import TOKENIZER, check_keys
+from jaxspec.models.weights import CheckpointError, Fields, shown
+
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_OPTIONS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+_NONE = (-1, 0xFFFFFFFF)
+"""How files say that there is no such token: -1, also where it was written as unsigned."""
+
+
+def token_ids(path: str | os.PathLike[str], key: str, stored: Any, vocab: int) -> set[int]:
+    """Return the ids that a key names, one or a list; -1 and null name none.
+
+    Raises:
+      CheckpointError: something that is not an id of the network.
+    """
+    found = set()
+    for token in stored if isinstance(stored, list) else [] if stored is None else [stored]:
+        is_none = isinstance(token, int) and not isinstance(token, bool) and token in _NONE
+        if not is_none:
+            found.add(Fields(path, {key: token}).whole(key, least=0, most=vocab - 1))
+    return found
+
+
+def described_tokens(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any
+) -> None:
+    """Register the tokens that a `tokenizer_config.json` describes with the library's tokenizer.
+
+    As `transformers` does: `added_tokens_decoder` says how its tokens are found in a text, and tokens
+    that are named special are found whole. Named ones that the tokenizer does not have are left out.
+
+    Args:
+      path: the file, for messages.
+      stored: its content.
+      tokenizer: a `tokenizers.Tokenizer`.
+
+    Raises:
+      CheckpointError: a key that asks for something unsupported, or a token that is not described as
+        it must be or is not the one of its id.
+    """
+    check_keys(path, stored, TOKENIZER)
+    added = Fields(path, stored).inner("added_tokens_decoder")
+    for number, content in sorted(added.items(), key=lambda item: (len(item[0]), item[0])):
+        _add(path, number, content, tokenizer)
+    registered = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    named = [_text(path, key, stored.get(key)) for key in _NAMED]
+    named += [
+        _text(path, key, each) for key in _LISTS for each in _items(path, key, stored.get(key))
+    ]
+    new = {text for text in named if text and text not in registered}
+    tokenizer.add_special_tokens(
+        sorted(text for text in new if tokenizer.token_to_id(text) is not None)
+    )
+
+
+def end_tokens(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any, vocab: int
+) -> set[int]:
+    """Return the id of a `tokenizer_config.json`'s end token, if it names one.
+
+    Raises:
+      CheckpointError: the tokenizer has no such token, or the network no such id.
+    """
+    found = _id(path, "eos_token", stored, tokenizer, vocab)
+    return set() if found is None else {found}
+
+
+def start_tokens(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any, vocab: int
+) -> tuple[int, ...] | None:
+    """Return the ids that begin a text; None if a `tokenizer_config.json` leaves that open.
+
+    Raises:
+      CheckpointError: a start token is asked for, and the tokenizer or the network has none.
+    """
+    is_added = Fields(path, stored).truth("add_bos_token", None)
+    if is_added is None:
+        return None
+    if not is_added:
+        return ()
+    found = _id(path, "bos_token", stored, tokenizer, vocab)
+    if found is None:
+        raise CheckpointError(f"{path}: add_bos_token is True, yet bos_token is None")
+    return (found,)
+
+
+def only_text(tokenizer: Any) -> None:
+    """Have the library's tokenizer put no tokens around a text."""
+    from tokenizers import processors
+
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+
+
+def check_prefix_space(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any
+) -> None:
+    """Reject a `tokenizer_config.json` that contradicts its tokenizer about a space before a text."""
+    wanted = Fields(path, stored).truth("add_prefix_space", None)
+    if wanted is None or tokenizer.pre_tokenizer is None:
+        return
+    # `transformers` compares the two where a byte-level step is the only one, too.
+    found = json.loads(tokenizer.pre_tokenizer.__getstate__()).get("add_prefix_space", wanted)
+    if found != wanted:
+        raise CheckpointError(
+            f"{path}: add_prefix_space is {wanted}, yet {found} in tokenizer.json; make them the same"
+        )
+
+
+def _add(path: str | os.PathLike[str], number: str, content: Any, tokenizer: Any) -> None:
+    """Register a token of `added_tokens_decoder`."""
+    from tokenizers import AddedToken
+
+    key = f"added_tokens_decoder[{shown(number)}]"
+    text = _text(path, key, content)
+    options = {
+        name: content[name] for name in _OPTIONS if isinstance(content, dict) and name in content
+    }
+    if not text or not all(isinstance(value, bool) for value in options.values()):
+        raise CheckpointError(f"{path}: {key} is {shown(content)}, not the description of a token")
+    tokenizer.add_tokens([AddedToken(text, **options)])
+    if str(tokenizer.token_to_id(text)) != number:
+        raise CheckpointError(
+            f"{path}: {key} is {shown(text)}, which is token {tokenizer.token_to_id(text)} in "
+            "tokenizer.json"
+        )
+
+
+def _id(
+    path: str | os.PathLike[str], key: str, stored: Mapping[str, Any], tokenizer: Any, vocab: int
+) -> int | None:
+    """Return the id of the token that a key names, one of the network."""
+    text = _text(path, key, stored.get(key))
+    if text is None:
+        return None
+    found = tokenizer.token_to_id(text)
+    if found is None:
+        raise CheckpointError(
+            f"{path}: {key} is {shown(text)}, which is not a token of tokenizer.json"
+        )
+    if found >= vocab:
+        raise CheckpointError(
+            f"{path}: {key} is {shown(text)}, token {found}, but the network has a vocabulary of "
+            f"{vocab}"
+        )
+    return found
+
+
+def _items(path: str | os.PathLike[str], key: str, stored: Any) -> Iterator[Any]:
+    """Yield the tokens of a list, or of an object of them by name."""
+    if isinstance(stored, list | dict):
+        yield from stored if isinstance(stored, list) else stored.values()
+    elif stored is not None:
+        raise CheckpointError(f"{path}: {key} is {shown(stored)}, not a list of tokens")
+
+
+def _text(path: str | os.PathLike[str], key: str, stored: Any) -> str | None:
+    """Return how a token is spelt: a string, or an object with its `content`."""
+    text = stored.get("content") if isinstance(stored, dict) else stored
+    if isinstance(text, str) or (text is None and stored is None):
+        return text
+    raise CheckpointError(f"{path}: {key} is {shown(stored)}, not the text of a token")

@@ -1,7 +1,11 @@
 """GGUF files written here from a stored network, as converters write them."""
 
+import collections
 import pathlib
+import struct
 import sys
+import tracemalloc
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +16,7 @@ from jaxspec.models.checkpoint import LAYOUT as HUGGINGFACE
 from jaxspec.models.checkpoint import load_config, load_huggingface
 from jaxspec.models.gguf import LAYOUT, load_gguf
 from jaxspec.models.llama import rope_frequencies
+from jaxspec.models.metadata import CheckpointWarning
 from jaxspec.models.weights import CheckpointError
 
 gguf = pytest.importorskip("gguf")
@@ -128,12 +133,82 @@ def test_without_an_output_tensor_the_embedding_is_the_output_layer(tmp_path):
     assert model.tokenizer is None
 
 
-def test_linear_scaling_slows_every_turn(tmp_path):
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, 4),
+        ({"scaling.factor": 4.0}, 4),  # linear is the default
+        ({"scale_linear": 4.0}, 4),  # the key of old files
+        ({"scaling.type": "linear", "scale_linear": 4.0, "scaling.factor": 4.0}, 4),
+        ({"scaling.factor": 0.0}, 1),  # stands for none
+        ({"scaling.type": "none", "scaling.factor": 4.0}, 1),
+        ({"scaling.original_context_length": 32, "scaling.finetuned": True}, 1),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_linear_scaling_slows_every_turn_whichever_key_says_so(tmp_path, scaling, factor):
     tensors = stored_tensors()
     del tensors["rope_freqs.weight"]
-    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    scaling = {f"llama.rope.{key}": value for key, value in scaling.items()}
     config = load_gguf(write(tmp_path / "a.gguf", tensors, METADATA | scaling)).forward.args[0]
-    np.testing.assert_allclose(np.multiply(config.rope_frequencies, 4), rope_frequencies(8, 500.0))
+    found = np.multiply(config.rope_frequencies, factor)
+    np.testing.assert_allclose(found, rope_frequencies(8, 500.0))
+
+
+def test_neutral_values_load_without_a_word_and_unknown_keys_are_reported_once(tmp_path):
+    neutral = {
+        "general.file_type": 1,
+        "general.author": "somebody",
+        "general.sampling.temp": 0.5,
+        "llama.vocab_size": 24,
+        "llama.attention.sliding_window": 64,
+        "llama.attention.scale": 8**-0.5,
+        "llama.attention.head_count": [4, 4],
+        "llama.logit_scale": 1.0,
+        "llama.expert_count": 0,
+        "llama.attention.causal": True,
+        "llama.rope.scaling.attn_factor": 1.0,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": "{{ messages }}",
+        "quantize.imatrix.file": "somewhere",
+    }
+    tensors = stored_tensors()
+    tensors["blk.0.attn_rot_embd.weight"] = np.ones(4, np.float32)
+    path = write(tmp_path / "a.gguf", tensors, METADATA | TOKENIZER | neutral)
+    assert load_gguf(path).vocab == 24
+    odd = {"llama.warp_factor": 9, "tokenizer.ggml.shrink": True}
+    with pytest.warns(CheckpointWarning) as found:
+        load_gguf(write(path, tensors, METADATA | TOKENIZER | odd))
+    assert [str(each.message) for each in found] == [
+        f"{path}: unknown keys, which may change the network or its text: {key}"
+        for key in ("'llama.warp_factor' (9)", "'tokenizer.ggml.shrink' (True)")
+    ]
+
+
+def test_user_defined_and_special_tokens_are_found_whole_and_a_start_token_is_put(tmp_path):
+    changes = {
+        "tokenizer.ggml.tokens": [*PIECES, "<unk>", "<call>"],
+        "tokenizer.ggml.token_type": [1] * 7 + [3, 2, 4],
+        "tokenizer.ggml.bos_token_id": 7,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    path = write(tmp_path / "a.gguf", stored_tensors(), METADATA | TOKENIZER | changes)
+    tokenizer = load_gguf(path).tokenizer
+    assert tokenizer.encode("A<call>B<unk>A", add_special_tokens=False) == [0, 9, 1, 8, 0]
+    assert tokenizer.encode("AB") == tokenizer.encode("<|im_end|>AB") == [7, 6]
+    assert tokenizer.decode([0, 9, 1]) == "A<call>B"
+
+
+def test_tokens_beyond_the_networks_vocabulary_load_and_are_an_error_in_a_prompt(tmp_path):
+    changes = {
+        "tokenizer.ggml.tokens": [*PIECES, *(f"[{i}]" for i in range(8, 30))],
+        "tokenizer.ggml.token_type": [1] * 7 + [3] + [4] * 22,
+    }
+    path = write(tmp_path / "a.gguf", stored_tensors(), METADATA | TOKENIZER | changes)
+    tokenizer = load_gguf(path).tokenizer
+    assert tokenizer.encode("A[23]") == [0, 23]
+    with pytest.raises(ValueError, match=r"'\[24\]', token 24, but the network has a vocabulary of"):
+        tokenizer.encode("A[24]")
 
 
 def test_quantised_weights_are_expanded(tmp_path):
@@ -330,6 +405,91 @@ def test_digits_stand_alone_only_where_the_file_says_so(tmp_path):
         path = tmp_path / f"{cut}.gguf"
         write(path, stored_tensors(), METADATA | metadata | {"tokenizer.ggml.pre": cut})
         assert load_gguf(path).tokenizer.encode("12") == expected
+
+
+def replaced(content, old, new):
+    assert content.count(old) == 1
+    return content.replace(old, new)
+
+
+def key(name):
+    return struct.pack("<Q", len(name)) + name
+
+
+def value_of(name, kind):
+    return key(name) + struct.pack("<I", kind)
+
+
+MODEL = b"tokenizer.ggml.model"
+NORM = key(b"output_norm.weight") + struct.pack("<IQ", 1, 8)
+PAST = struct.pack("<Q", 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        # A list of strings where a string is: 4 letters and a length of 2^32 follow.
+        (
+            lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 9)),
+            "tokenizer.ggml.model.* is ",
+        ),
+        (lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 13)), "model is of type 13, not"),
+        (lambda b: replaced(b, b"gpt2", b"gp\xff2"), "tokenizer.ggml.model is not UTF-8"),
+        (lambda b: replaced(b, MODEL, b"tokenizer.ggml.m\xffdel"), "name of key .* is not UTF-8"),
+        (lambda b: replaced(b, NORM, NORM[:-8] + bytes(8)), r"norm.weight has shape \(0,\): it is e"),
+        (lambda b: replaced(b, NORM, NORM[:-8] + PAST), "norm.weight of shape .* reaches beyond the"),
+        (lambda b: replaced(b, NORM, NORM[:-12] + b"\x05\0\0\0" + NORM[-8:]), "has 5 dimensions"),
+        (
+            lambda b: replaced(b, b"blk.1.attn_norm", b"blk.0.attn_norm"),
+            "tensor blk.0.attn_norm.weight is there twice",
+        ),
+        (
+            lambda b: replaced(b, key(b"llama.rope.freq_base"), key(b"llama.context_length")),
+            "key llama.context_length is there twice",
+        ),
+        (lambda b: b[:8] + PAST + b[16:], "tensor_count is 1152921504606846976, more than the rest"),
+        (lambda b: b[:16] + PAST + b[24:], "kv_count is 1152921504606846976, more than the rest"),
+        (lambda b: b[:24] + PAST + b[32:], "length of key 0 is 1152921504606846976, more than"),
+        (lambda b: b[:4] + struct.pack(">I", 3) + b[8:], "version is 50331648 .its bytes are in big"),
+        (lambda b: b[:-40], "reaches beyond the file's end"),
+        (lambda b: b[:700], "bytes, and .* are left of the file|more than the rest"),
+        (lambda b: b"", "not a GGUF file: "),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_field_before_anything_of_its_size_is_made(
+    tmp_path, damage, message
+):
+    tensors = stored_tensors()
+    path = write(tmp_path / "torn.gguf", tensors, METADATA | TOKENIZER)
+    path.write_bytes(damage(path.read_bytes()))
+    tracemalloc.start()
+    with pytest.raises((CheckpointError, CheckpointWarning), match=rf"torn\.gguf: .*{message}"):
+        load_gguf(path)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_a_flipped_byte_gives_a_network_or_the_documented_error(tmp_path):
+    tensors = stored_tensors()
+    path = write(tmp_path / "torn.gguf", tensors, METADATA | TOKENIZER)
+    whole = path.read_bytes()
+    end = whole.index(NORM) + 400  # the header and a part of the tensors' list
+    rng = np.random.default_rng(0)
+    outcomes = collections.Counter()
+    for place in rng.choice(end, 300, replace=False):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.integers(8)
+        path.write_bytes(flipped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CheckpointWarning)
+            try:
+                load_gguf(path)
+                outcomes["network"] += 1
+            except CheckpointError as error:
+                assert str(path) in str(error)
+                assert len(str(error)) < 1000
+                outcomes["error"] += 1
+    assert outcomes["error"] > 100 and outcomes["network"] > 10
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):

@@ -237,12 +237,12 @@ def _folder(directory: str | os.PathLike[str]) -> pathlib.Path:
         raise CheckpointError(
             f"directory is {described(directory)}: must be the path of a folder"
         ) from error
-    if place.is_file():
+    if os.path.isfile(place):  # unlike its method, False for a name that no file can have
         raise CheckpointError(
             f"{place}: it is a file, and a folder with config.json and the weights is wanted (a GGUF "
             "file is read by load_gguf)"
         )
-    if not place.exists():
+    if not os.path.exists(place):
         raise CheckpointError(f"{place}: there is no such folder; nothing is downloaded")
     return place
 

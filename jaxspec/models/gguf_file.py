@@ -171,7 +171,7 @@ class _Cursor:
 
     def __init__(self, path: str | os.PathLike[str], data: np.ndarray) -> None:
         self.path = path
-        self.data = memoryview(np.asarray(data))
+        self.data = np.asarray(data).data
         self.at = 0
 
     def take(self, count: int, what: str) -> memoryview:

@@ -172,6 +172,9 @@ def _items(path: str | os.PathLike[str], key: str, stored: Any) -> Iterator[Any]
 def _text(path: str | os.PathLike[str], key: str, stored: Any) -> str | None:
     """Return how a token is spelt: a string, or an object with its `content`."""
     text = stored.get("content") if isinstance(stored, dict) else stored
-    if isinstance(text, str) or (text is None and stored is None):
+    is_text = isinstance(text, str) and not any(
+        "\ud800" <= character <= "\udfff" for character in text
+    )
+    if is_text or (text is None and stored is None):
         return text
     raise CheckpointError(f"{path}: {key} is {shown(stored)}, not the text of a token")

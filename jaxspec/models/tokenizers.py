@@ -14,6 +14,8 @@ from jaxspec.extras import needs
 from jaxspec.models.chat import ChatTemplate, read_chat_template
 from jaxspec.models.weights import CheckpointError, shown
 
+_MOST_UNUSED = 1_000_000  # ids without a token
+
 
 class TextTokenizer:
     """A tokenizer of the `tokenizers` library; implements `jaxspec.language_model.Tokenizer`.
@@ -223,9 +225,16 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Any:
         # It panics over some merges, which is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+        raise CheckpointError(f"{path}: not a tokenizer: {str(error)[:300]}") from error
     piece_of: dict[int, str] = {}
-    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    for piece, token in vocabulary.items():
+        if (
+            token > len(vocabulary) + _MOST_UNUSED
+        ):  # the library walks over all ids below the largest
+            raise CheckpointError(
+                f"{path}: token {shown(piece)} has id {token}, far beyond its {len(vocabulary)} tokens"
+            )
         if token in piece_of:
             both = " and ".join(sorted((shown(piece), shown(piece_of[token]))))
             raise CheckpointError(f"{path}: tokens {both} share id {token}")

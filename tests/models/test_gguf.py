@@ -207,7 +207,9 @@ def test_tokens_beyond_the_networks_vocabulary_load_and_are_an_error_in_a_prompt
     path = write(tmp_path / "a.gguf", stored_tensors(), METADATA | TOKENIZER | changes)
     tokenizer = load_gguf(path).tokenizer
     assert tokenizer.encode("A[23]") == [0, 23]
-    with pytest.raises(ValueError, match=r"'\[24\]', token 24, but the network has a vocabulary of"):
+    with pytest.raises(
+        ValueError, match=r"'\[24\]', token 24, but the network has a vocabulary of"
+    ):
         tokenizer.encode("A[24]")
 
 
@@ -433,11 +435,20 @@ PAST = struct.pack("<Q", 1 << 60)
             lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 9)),
             "tokenizer.ggml.model.* is ",
         ),
-        (lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 13)), "model is of type 13, not"),
+        (
+            lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 13)),
+            "model is of type 13, not",
+        ),
         (lambda b: replaced(b, b"gpt2", b"gp\xff2"), "tokenizer.ggml.model is not UTF-8"),
         (lambda b: replaced(b, MODEL, b"tokenizer.ggml.m\xffdel"), "name of key .* is not UTF-8"),
-        (lambda b: replaced(b, NORM, NORM[:-8] + bytes(8)), r"norm.weight has shape \(0,\): it is e"),
-        (lambda b: replaced(b, NORM, NORM[:-8] + PAST), "norm.weight of shape .* reaches beyond the"),
+        (
+            lambda b: replaced(b, NORM, NORM[:-8] + bytes(8)),
+            r"norm.weight has shape \(0,\): it is e",
+        ),
+        (
+            lambda b: replaced(b, NORM, NORM[:-8] + PAST),
+            "norm.weight of shape .* reaches beyond the",
+        ),
         (lambda b: replaced(b, NORM, NORM[:-12] + b"\x05\0\0\0" + NORM[-8:]), "has 5 dimensions"),
         (
             lambda b: replaced(b, b"blk.1.attn_norm", b"blk.0.attn_norm"),
@@ -447,10 +458,16 @@ PAST = struct.pack("<Q", 1 << 60)
             lambda b: replaced(b, key(b"llama.rope.freq_base"), key(b"llama.context_length")),
             "key llama.context_length is there twice",
         ),
-        (lambda b: b[:8] + PAST + b[16:], "tensor_count is 1152921504606846976, more than the rest"),
+        (
+            lambda b: b[:8] + PAST + b[16:],
+            "tensor_count is 1152921504606846976, more than the rest",
+        ),
         (lambda b: b[:16] + PAST + b[24:], "kv_count is 1152921504606846976, more than the rest"),
         (lambda b: b[:24] + PAST + b[32:], "length of key 0 is 1152921504606846976, more than"),
-        (lambda b: b[:4] + struct.pack(">I", 3) + b[8:], "version is 50331648 .its bytes are in big"),
+        (
+            lambda b: b[:4] + struct.pack(">I", 3) + b[8:],
+            "version is 50331648 .its bytes are in big",
+        ),
         (lambda b: b[:-40], "reaches beyond the file's end"),
         (lambda b: b[:700], "bytes, and .* are left of the file|more than the rest"),
         (lambda b: b"", "not a GGUF file: "),

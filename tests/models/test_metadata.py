@@ -20,7 +20,9 @@ def change(path, **fields):
     """Change fields of a JSON file; those of value `...` are taken out."""
     content = json.loads(path.read_text()) if path.exists() else {}
     content |= fields
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+    path.write_text(
+        json.dumps({name: value for name, value in content.items() if value is not ...})
+    )
 
 
 @pytest.fixture
@@ -73,7 +75,11 @@ def start_with(place, token):
         ("tokenizer_config.json", {"add_bos_token": 1}, "add_bos_token is 1, not true or false"),
         ("tokenizer_config.json", {"add_bos_token": True}, "add_bos_token is True, yet bos_token"),
         ("tokenizer_config.json", {"add_prefix_space": True}, "is True, yet False in tokenizer"),
-        ("tokenizer_config.json", {"eos_token": "<end>"}, "eos_token is '<end>', which is not a tok"),
+        (
+            "tokenizer_config.json",
+            {"eos_token": "<end>"},
+            "eos_token is '<end>', which is not a tok",
+        ),
         ("tokenizer_config.json", {"eos_token": 3}, "eos_token is 3, not the text of a token"),
         ("tokenizer_config.json", {"eos_token": {"text": "A"}}, "eos_token is {'text': 'A'}, not"),
         ("tokenizer_config.json", {"eos_token": "<eot>"}, "'<eot>', token 25, but the network has"),
@@ -113,7 +119,7 @@ def test_what_would_change_network_or_text_is_rejected_with_file_key_and_value(
         {"num_key_value_heads": 2, "head_dim": None, "layer_types": None, "model_type": None},
         {"torch_dtype": "bfloat16", "pretraining_tp": 2, "temperature": 0.6, "max_length": 20},
     ],
-    ids=lambda fields: ",".join(fields),
+    ids=",".join,
 )
 def test_what_changes_nothing_or_is_null_is_loaded_without_a_word(folder, fields):
     change(folder / "config.json", **fields)
@@ -181,6 +187,37 @@ def test_tokens_beyond_the_networks_vocabulary_load_and_are_an_error_in_a_prompt
     assert tokenizer.encode("AB</s>") == [20, 22]
     with pytest.raises(ValueError, match="'<fill>', token 24, but the network has a vocabulary of"):
         tokenizer.encode("A<fill>B")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"a": "\xff"}', b'{"a": "\0"}', b'{"a": ' * 100_000, b"[" * 5_000, b"[]", b'"a"', b"{"],
+    ids=["empty", "not UTF-8", "NUL", "deep", "deep lists", "list", "string", "cut short"],
+)
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"],
+)
+def test_a_file_that_is_not_the_json_it_must_be_is_refused_by_its_name(folder, file, content):
+    (folder / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"/model/{file}: .{{5,400}}$"):
+        load_huggingface(folder)
+
+
+@pytest.mark.parametrize("token", [1 << 31, 5_000_000])
+def test_an_id_far_beyond_all_tokens_is_refused_before_the_library_counts_up_to_it(folder, token):
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["AB"] = token
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"token 'AB' has id {token}, far beyond its 26 tok"):
+        load_huggingface(folder)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 300])
+def test_a_name_that_no_folder_can_have_is_no_folder(name):
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        load_huggingface(name)
 
 
 PUBLISHED = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxspec.decode.metrics import Rate
 from jaxspec.experiments.compare import Comparison, LawComparison, Run
+from jaxspec.extras import needs
 
 COUNTS = (
     "rounds",
@@ -148,7 +149,7 @@ def _matplotlib(module: str) -> Any:
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'jaxspec-decoding[plot]'") from error
+        raise ImportError(needs("a plot", "matplotlib", "plot")) from error
 
 
 def plot(comparisons: Sequence[Comparison], path: str | Path) -> None:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import described
+from jaxspec.extras import needs
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
 from jaxspec.models.tokenizers import TextTokenizer, read_tokenizer
@@ -296,8 +297,7 @@ def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray
     try:
         import safetensors
     except ImportError as error:
-        message = "reading weights needs safetensors: pip install 'jaxspec-decoding[models]'"
-        raise ImportError(message) from error
+        raise ImportError(needs("reading weights", "safetensors", "models")) from error
     index = place / "model.safetensors.index.json"
     whole = place / "model.safetensors"
     listed: dict[str, str] | None = None  # the shard of each tensor

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.extras import needs
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
 from jaxspec.models.tokenizers import TextTokenizer, byte_level_tokenizer
@@ -67,8 +68,7 @@ def load_gguf(
     try:
         import gguf
     except ImportError as error:
-        message = "reading GGUF files needs gguf: pip install 'jaxspec-decoding[models]'"
-        raise ImportError(message) from error
+        raise ImportError(needs("reading GGUF files", "gguf", "models")) from error
     path = pathlib.Path(path)
     try:
         reader = gguf.GGUFReader(path)

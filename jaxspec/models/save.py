@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.extras import needs
 from jaxspec.models.checkpoint import LAYOUT
 from jaxspec.models.llama import (
     LlamaConfig,
@@ -60,8 +61,7 @@ def save_huggingface(
     try:
         from safetensors.numpy import save
     except ImportError as error:
-        message = "writing weights needs safetensors: pip install 'jaxspec-decoding[models]'"
-        raise ImportError(message) from error
+        raise ImportError(needs("writing weights", "safetensors", "models")) from error
     dtype = np.dtype(dtype)
     if dtype not in (np.float16, np.float32):
         raise ValueError(f"dtype is {dtype.name}, must be float16 or float32")

@@ -163,5 +163,5 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
         lambda: experiments.plot([experiments.Comparison(PLAIN, TREE)], tmp_path / "runs.png"),
         lambda: experiments.assert_plottable("runs.png"),
     ):
-        with pytest.raises(ImportError, match=r"jaxspec-decoding\[plot\]"):
+        with pytest.raises(ImportError, match=r"matplotlib: pip install -e '\.\[plot\]'"):
             plot()

@@ -266,6 +266,8 @@ def read_prompt(args: argparse.Namespace) -> str:
     elif text == "-":
         option = "--prompt -"
         try:
+            if sys.stdin is None:
+                raise ValueError("it is closed")
             text = read_text(sys.stdin.buffer.read())
         except (OSError, ValueError) as error:
             raise ValueError(f"{option}: standard input: {error}") from error

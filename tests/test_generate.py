@@ -141,7 +141,7 @@ def test_weights_of_nan_are_said_in_words_and_the_exit_status_is_1(options, monk
 
 
 def test_no_speeds_are_compared_if_the_plain_loop_broke_off(monkeypatch, capsys):
-    run = bench.Run(1.0, 1, 1, text_of((97,), (fused.Source.TARGET,), fused.Ending.BUDGET))
+    run = bench.FusedRun(1.0, 1, 1, text_of((97,), (fused.Source.TARGET,), fused.Ending.BUDGET))
     stuck = dataclasses.replace(
         run.text, ending=fused.Ending.UNDECIDED, status=int(Status.BAD_DRAW)
     )

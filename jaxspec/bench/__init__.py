@@ -1,6 +1,7 @@
 """What is fast, held against a floor or the plain loop measured in the same run."""
 
 from jaxspec.bench.decoding import (
+    FusedRun,
     Request,
     Run,
     Speed,
@@ -13,6 +14,7 @@ from jaxspec.bench.report import main
 from jaxspec.bench.verifiers import Measurement, measure
 
 __all__ = (
+    "FusedRun",
     "Measurement",
     "Request",
     "Run",

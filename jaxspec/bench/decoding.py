@@ -70,18 +70,27 @@ class Run:
       seconds: of its rounds.
       tokens: new ones.
       calls: of the target.
-      text: what was decoded; None for the host loop.
     """
 
     seconds: float
     tokens: int
     calls: int
-    text: fused.FusedText | None = None
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedRun(Run):
+    """A run of the compiled loop.
+
+    Attributes:
+      text: what was decoded.
+    """
+
+    text: fused.FusedText
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +242,7 @@ def _measure(
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
     plain = timed(fused.FusedDecoder(target, max_length=length))
-    ways = {
+    ways: dict[str, Callable[[Request], Run]] = {
         name: timed(fused.FusedDecoder(target, drafter, max_length=length))
         for name, drafter in drafters.items()
     }
@@ -270,7 +279,7 @@ def time_pairs(
     request: Request,
     pairs: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> list[tuple[Run, Run]]:
+) -> list[tuple[FusedRun, FusedRun]]:
     """Decode one request by two loops in turn.
 
     Args:
@@ -292,17 +301,18 @@ def time_pairs(
     return list(zip(runs[2::2], runs[3::2], strict=True))
 
 
-def timed(decoder: fused.FusedDecoder) -> Callable[[Request], Run]:
+def timed(decoder: fused.FusedDecoder) -> Callable[[Request], FusedRun]:
     """Return a function that decodes a request by the compiled loop and takes the time."""
 
-    def run(request: Request) -> Run:
+    def run(request: Request) -> FusedRun:
         state = decoder.start([request.prompt], request.key, **request.options)
         state = jax.block_until_ready(decoder.advance(state, max_rounds=0))
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
         (text,) = fused.texts_of(state)
-        return Run(seconds=seconds, tokens=len(text.new_tokens), calls=text.rounds, text=text)
+        tokens = len(text.new_tokens)
+        return FusedRun(seconds=seconds, tokens=tokens, calls=text.rounds, text=text)
 
     return run
 

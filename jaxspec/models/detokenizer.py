@@ -7,8 +7,10 @@ token is decoded behind a few tokens before it, and what a later token may still
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from jaxspec.checks import described
 from jaxspec.language_model import Tokenizer
 
 _LONGEST = 64
@@ -56,7 +58,7 @@ class Detokenizer:
             them.
 
         Raises:
-          ValueError: an id of the prompt that the tokenizer does not have.
+          ValueError: the prompt is no sequence of ids, or the tokenizer's `decode` rejects one.
         """
         self._decode = tokenizer.decode
         byte_of = _bytes_of(tokenizer)
@@ -65,7 +67,7 @@ class Detokenizer:
         self._is_flushed = False
         # The tokens that are decoded together; `_shown` is the text of them that was returned, or
         # that is the prompt's. From `_last` on they are newer than what was returned before.
-        self._window = self._tail([operator.index(token) for token in prompt])
+        self._window = self._tail(_ids("prompt", prompt))
         self._shown = self._decode(self._window) if self._window else ""
         self._last = len(self._window)
 
@@ -76,17 +78,16 @@ class Detokenizer:
           tokens: the next ids, any number of them.
 
         Raises:
-          ValueError: the text was flushed, or the tokenizer's `decode` does not know an id: then none
-            of these tokens is taken.
+          ValueError: the text was flushed, or an id is no integer or rejected by the tokenizer's
+            `decode`. Then none of these tokens is taken.
         """
         if self._is_flushed:
             raise ValueError("this text was flushed: make another Detokenizer for another text")
-        if not isinstance(tokens, Sequence) and not hasattr(tokens, "__iter__"):
-            raise ValueError(f"tokens is {tokens!r}: must be a sequence of token ids")
+        ids = _ids("tokens", tokens)
         before, pieces = (list(self._window), self._shown, self._last), []
         try:
-            for token in tokens:
-                pieces.append(self._push(operator.index(token)))
+            for token in ids:
+                pieces.append(self._push(token))
         except Exception:
             self._window, self._shown, self._last = before
             raise
@@ -144,6 +145,23 @@ class Detokenizer:
         return tokens[start:]
 
 
+def _ids(name: str, tokens: Any) -> list[int]:
+    """Return token ids as integers, or say which is none."""
+    try:
+        given = list(tokens)
+    except TypeError as error:
+        raise ValueError(f"{name} is {tokens!r}: must be a sequence of token ids") from error
+    ids = []
+    for place, token in enumerate(given):
+        try:
+            ids.append(operator.index(token))
+        except TypeError as error:
+            raise ValueError(
+                f"{name}[{place}] is {described(token)}: must be a token id, an integer"
+            ) from error
+    return ids
+
+
 def _bytes_of(tokenizer: Tokenizer) -> Mapping[int, int]:
     """Return the byte of each token that is spelt as one."""
     found = {}
@@ -167,9 +185,23 @@ def _voids_runs(tokenizer: Tokenizer, byte_of: Mapping[int, int]) -> bool:
 
 
 def _cleans_up(tokenizer: Tokenizer) -> bool:
-    """Return whether decoding takes the space before a comma away."""
+    """Return whether decoding takes the space before a mark such as a comma away."""
     try:
         text = tokenizer.decode(tokenizer.encode("a ,"))
-    except Exception:  # it has no comma: then nothing of the kind is cleaned up
+        if "," in text:
+            return " ," not in text
+    except Exception:  # its own way to say that it has no token for one of these
+        pass
+    # Put together from the vocabulary where text cannot be encoded.
+    word = _first(tokenizer, str.isalpha)
+    space = _first(tokenizer, lambda piece: piece.endswith(" "))
+    mark = _first(tokenizer, lambda piece: piece in tuple(",.?!"))
+    if word is None or space is None or mark is None:
         return False
-    return "," in text and " ," not in text
+    spaced = tokenizer.decode([word, space])
+    return spaced.endswith(" ") and not tokenizer.decode([word, space, mark]).startswith(spaced)
+
+
+def _first(tokenizer: Tokenizer, fits: Callable[[str], bool]) -> int | None:
+    """Return the first token whose piece fits."""
+    return next((token for token, piece in enumerate(tokenizer.pieces) if fits(piece)), None)

@@ -506,5 +506,5 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
     with_tokenizer, library, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError, match=rf"{library}: pip install -e '.\[models\]'"):
+    with pytest.raises(ImportError, match=rf"{library}: pip install -e '\.\[models\]'"):
         load_huggingface(with_tokenizer)

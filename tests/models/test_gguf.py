@@ -430,7 +430,7 @@ PAST = struct.pack("<Q", 1 << 60)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        # A list of strings where a string is: 4 letters and a length of 2^32 follow.
+        # A list where a string is: its length reads as the type of the items, and `gpt2` as a count.
         (
             lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 9)),
             "tokenizer.ggml.model.* is ",

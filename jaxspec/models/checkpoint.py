@@ -121,14 +121,22 @@ def load_huggingface(
       name: the network's id; default the directory's name.
 
     Returns:
-      The network; its tokenizer, a `TextTokenizer`, is None where there is no `tokenizer.json`.
+      The network; its tokenizer, a `TextTokenizer`, is None where there is no `tokenizer.json`. Its
+      `stop_tokens` are those of `config.json`, `generation_config.json` and `tokenizer_config.json`
+      together. How to sample (temperature, top_k, top_p) is not taken from the files: a decoder's
+      arguments say it.
 
     Raises:
       CheckpointError: what is missing, damaged or not supported, and in which file.
       ImportError: `safetensors`, or `tokenizers` for a directory with a tokenizer, is not installed.
+
+    Warns:
+      CheckpointWarning: once for each file that has keys this package does not know, or recommends
+        sampling that this package does not have, such as a repetition penalty.
     """
     place = _folder(directory)
     config = load_config(place)
+    identity = _identity(place)
     tensors = dict(_tensors(place))
     if config.is_tied and LAYOUT["head"] in tensors:
         # Some checkpoints store a tied embedding twice.
@@ -138,11 +146,14 @@ def load_huggingface(
                 f"{place}: tie_word_embeddings is true, yet {LAYOUT['head']} is not the embedding"
             )
     params = params_from_tensors(config, tensors, LAYOUT, dtype, os.fspath(place))
+    tokenizer = _tokenizer(place, config.vocab)
+    if _identity(place) != identity:
+        raise CheckpointError(f"{place}: it was saved anew while it was loaded; load it again")
     return llama(
         config,
         params,
         name=place.resolve().name if name is None else name,
-        tokenizer=_tokenizer(place, config.vocab),
+        tokenizer=tokenizer,
     )
 
 
@@ -245,6 +256,15 @@ def _folder(directory: str | os.PathLike[str]) -> pathlib.Path:
     if not os.path.exists(place):
         raise CheckpointError(f"{place}: there is no such folder; nothing is downloaded")
     return place
+
+
+def _identity(place: pathlib.Path) -> tuple[int, int] | None:
+    """Return what changes when a directory is saved anew: then its config is moved out and in."""
+    try:
+        found = os.stat(place / "config.json")
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> str:
@@ -365,6 +385,7 @@ def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray
         listed = _listed(index)
     for shard in [whole.name] if listed is None else sorted(set(listed.values())):
         path = place / shard
+        _assert_file(path)
         try:
             file = safetensors.safe_open(path, framework="np")
             found = {name for name in file.keys() if not name.endswith(_BUFFERS)}  # noqa: SIM118
@@ -414,14 +435,15 @@ def _read_tensor(path: pathlib.Path, file: Any, name: str) -> np.ndarray:
 def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
     """Read a directory's tokenizer and the ids that begin and end its texts, if it has one.
 
-    An id ends a text if any of the three files that name such ids says so.
+    An id ends a text if any of the files that name such ids says so.
     """
     path = place / "tokenizer.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
+    _assert_file(path)
     stop: set[int] = set()
     for name, table in (("config.json", None), ("generation_config.json", GENERATION)):
-        if (place / name).is_file():
+        if os.path.lexists(place / name):
             stored = _read_json(place / name)
             if table is not None:
                 check_keys(place / name, stored, table)
@@ -429,12 +451,15 @@ def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
     tokenizer = open_tokenizer(path)
     start: tuple[int, ...] | None = None
     described = place / "tokenizer_config.json"
-    if described.is_file():
+    if os.path.lexists(described):
         stored = _read_json(described)
         described_tokens(described, stored, tokenizer)
         check_prefix_space(described, stored, tokenizer)
         stop |= end_tokens(described, stored, tokenizer, vocab)
         start = start_tokens(described, stored, tokenizer, vocab)
+    mapped = place / "special_tokens_map.json"  # of older checkpoints
+    if os.path.lexists(mapped):
+        stop |= end_tokens(mapped, _read_json(mapped), tokenizer, vocab)
     if start is not None:
         only_text(tokenizer)
     return TextTokenizer(
@@ -452,6 +477,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     """Read a file that holds one object."""
+    _assert_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -459,3 +485,10 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not an object")
     return content
+
+
+def _assert_file(path: pathlib.Path) -> None:
+    """Raise unless a path leads to a file; a pipe would be waited for, a device read without end."""
+    if not path.is_file():
+        what = "not a file" if path.exists() else "there is no such file"
+        raise CheckpointError(f"{path}: {what}")

@@ -84,6 +84,8 @@ def load_gguf(
         raise ImportError(needs("reading GGUF files", "gguf", "models")) from error
     try:
         path = pathlib.Path(path)
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("there is no such file")
         data = np.memmap(path, mode="r")
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: not a GGUF file: {error}") from error

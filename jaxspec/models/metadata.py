@@ -231,7 +231,12 @@ GGUF: Table = {
         "llama.expert_feed_forward_length llama.expert_weights_scale llama.expert_weights_norm "
         "llama.expert_gating_func llama.router_logit_softcapping",
     ),
-    # Of whom the file is, how it was quantised, how its authors sample.
+    **_all(advice(1.0), "general.sampling.penalty_repeat"),
+    **_all(
+        advice(0, 0.0),
+        "general.sampling.min_p general.sampling.mirostat general.sampling.xtc_probability",
+    ),
+    # Of whom the file is, how it was quantised, which arguments its authors give to a decoder.
     **_all(NO_EFFECT, "general.* quantize.* imatrix.* tokenizer.*"),
 }
 """Of GGUF files, but for the tokenizer's."""

@@ -72,7 +72,7 @@ def described_tokens(
 def end_tokens(
     path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any, vocab: int
 ) -> set[int]:
-    """Return the id of a `tokenizer_config.json`'s end token, if it names one.
+    """Return the id of the end token that a file names, if it names one.
 
     Raises:
       CheckpointError: the tokenizer has no such token, or the network no such id.

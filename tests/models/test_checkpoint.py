@@ -441,6 +441,9 @@ def test_a_token_that_any_of_three_files_names_ends_a_text(with_tokenizer):
     assert stop_tokens() == {20}
     described.write_text(json.dumps({"eos_token": "<end>"}))
     assert stop_tokens() == {22}
+    (with_tokenizer / "special_tokens_map.json").write_text(json.dumps({"eos_token": "A"}))
+    assert stop_tokens() == {0, 22}
+    (with_tokenizer / "special_tokens_map.json").unlink()
     described.write_text(json.dumps({"eos_token": None}))
     assert stop_tokens() == frozenset()
 

@@ -1,6 +1,7 @@
 """Metadata of Hugging Face directories: read, rejected with its file and key, or reported once."""
 
 import json
+import os
 import pathlib
 import shutil
 import warnings
@@ -211,6 +212,22 @@ def test_an_id_far_beyond_all_tokens_is_refused_before_the_library_counts_up_to_
     content["model"]["vocab"]["AB"] = token
     path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=f"token 'AB' has id {token}, far beyond its 26 tok"):
+        load_huggingface(folder)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"],
+)
+def test_a_pipe_is_not_waited_for_and_a_link_to_nowhere_not_passed_over(folder, file):
+    path = folder / file
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=rf"/{file}: not a file"):
+        load_huggingface(folder)
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=rf"/{file}: there is no such file"):
         load_huggingface(folder)
 
 

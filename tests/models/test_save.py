@@ -14,6 +14,7 @@ import pytest
 from jaxspec.models import (
     CheckpointError,
     LlamaConfig,
+    checkpoint,
     init_llama,
     load_huggingface,
     rope_frequencies,
@@ -176,6 +177,18 @@ def test_a_save_that_fails_at_any_point_leaves_the_old_checkpoint_or_the_new_one
         which = loaded(place)
         assert which == "new" or contents(place) == before
     assert call > 8
+
+
+def test_a_folder_that_is_saved_anew_while_it_is_loaded_is_refused(saved, monkeypatch):
+    read = checkpoint.params_from_tensors
+
+    def slow(*arguments):
+        save_huggingface(saved, CONFIG, PARAMS, OTHER_ALPHABET)  # of the same sizes
+        return read(*arguments)
+
+    monkeypatch.setattr(checkpoint, "params_from_tensors", slow)
+    with pytest.raises(CheckpointError, match="saved anew while it was loaded; load it again"):
+        load_huggingface(saved)
 
 
 def test_a_folder_where_a_save_was_interrupted_says_so(saved):

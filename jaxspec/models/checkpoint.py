@@ -28,14 +28,7 @@ from jaxspec.language_model import LanguageModel
 from jaxspec.models.chat import read_chat_template
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
 from jaxspec.models.metadata import CONFIG, GENERATION, check_keys, report
-from jaxspec.models.special_tokens import (
-    check_prefix_space,
-    described_tokens,
-    end_tokens,
-    only_text,
-    start_tokens,
-    token_ids,
-)
+from jaxspec.models.special_tokens import end_tokens, read_description, token_ids
 from jaxspec.models.swap import was_interrupted
 from jaxspec.models.tokenizers import TextTokenizer, open_tokenizer
 from jaxspec.models.weights import (
@@ -449,23 +442,18 @@ def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
                 check_keys(place / name, stored, table)
             stop |= token_ids(place / name, "eos_token_id", stored.get("eos_token_id"), vocab)
     tokenizer = open_tokenizer(path)
-    start: tuple[int, ...] | None = None
+    start: tuple[int, ...] = ()
     described = place / "tokenizer_config.json"
     if os.path.lexists(described):
-        stored = _read_json(described)
-        described_tokens(described, stored, tokenizer)
-        check_prefix_space(described, stored, tokenizer)
-        stop |= end_tokens(described, stored, tokenizer, vocab)
-        start = start_tokens(described, stored, tokenizer, vocab)
+        also, start = read_description(described, _read_json(described), tokenizer, vocab)
+        stop |= also
     mapped = place / "special_tokens_map.json"  # of older checkpoints
     if os.path.lexists(mapped):
         stop |= end_tokens(mapped, _read_json(mapped), tokenizer, vocab)
-    if start is not None:
-        only_text(tokenizer)
     return TextTokenizer(
         tokenizer,
         stop,
-        start_tokens=start or (),
+        start_tokens=start,
         vocab=vocab,
         chat_template=read_chat_template(place),
     )

@@ -37,36 +37,43 @@ def token_ids(path: str | os.PathLike[str], key: str, stored: Any, vocab: int) -
     return found
 
 
-def described_tokens(
-    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any
-) -> None:
-    """Register the tokens that a `tokenizer_config.json` describes with the library's tokenizer.
+def read_description(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any, vocab: int
+) -> tuple[set[int], tuple[int, ...]]:
+    """Apply a `tokenizer_config.json` to a tokenizer, as `transformers` does.
 
-    As `transformers` does: `added_tokens_decoder` says how its tokens are found in a text, and tokens
-    that are named special are found whole. Named ones that the tokenizer does not have are left out.
+    Tokens that it describes or names special are found whole in a text. If it says whether a text has
+    a start token, the tokenizer itself puts nothing around a text any more.
 
     Args:
       path: the file, for messages.
       stored: its content.
-      tokenizer: a `tokenizers.Tokenizer`.
+      tokenizer: a `tokenizers.Tokenizer`; it is changed.
+      vocab: how many ids the network has.
+
+    Returns:
+      (ids that end a text, ids that begin a text besides those that the tokenizer puts).
 
     Raises:
-      CheckpointError: a key that asks for something unsupported, or a token that is not described as
-        it must be or is not the one of its id.
+      CheckpointError: a key that asks for something unsupported, or a token that the tokenizer or
+        the network does not have.
     """
+    from tokenizers import processors
+
     check_keys(path, stored, TOKENIZER)
-    added = Fields(path, stored).inner("added_tokens_decoder")
-    for number, content in sorted(added.items(), key=lambda item: (len(item[0]), item[0])):
-        _add(path, number, content, tokenizer)
-    registered = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    named = [_text(path, key, stored.get(key)) for key in _NAMED]
-    named += [
-        _text(path, key, each) for key in _LISTS for each in _items(path, key, stored.get(key))
-    ]
-    new = {text for text in named if text and text not in registered}
-    tokenizer.add_special_tokens(
-        sorted(text for text in new if tokenizer.token_to_id(text) is not None)
-    )
+    _check_prefix_space(path, stored, tokenizer)
+    _register(path, stored, tokenizer)
+    stop = end_tokens(path, stored, tokenizer, vocab)
+    is_started = Fields(path, stored).truth("add_bos_token", None)
+    if is_started is None:
+        return stop, ()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+    if not is_started:
+        return stop, ()
+    start = _id(path, "bos_token", stored, tokenizer, vocab)
+    if start is None:
+        raise CheckpointError(f"{path}: add_bos_token is True, yet bos_token is None")
+    return stop, (start,)
 
 
 def end_tokens(
@@ -81,40 +88,16 @@ def end_tokens(
     return set() if found is None else {found}
 
 
-def start_tokens(
-    path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any, vocab: int
-) -> tuple[int, ...] | None:
-    """Return the ids that begin a text; None if a `tokenizer_config.json` leaves that open.
-
-    Raises:
-      CheckpointError: a start token is asked for, and the tokenizer or the network has none.
-    """
-    is_added = Fields(path, stored).truth("add_bos_token", None)
-    if is_added is None:
-        return None
-    if not is_added:
-        return ()
-    found = _id(path, "bos_token", stored, tokenizer, vocab)
-    if found is None:
-        raise CheckpointError(f"{path}: add_bos_token is True, yet bos_token is None")
-    return (found,)
-
-
-def only_text(tokenizer: Any) -> None:
-    """Have the library's tokenizer put no tokens around a text."""
-    from tokenizers import processors
-
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A")
-
-
-def check_prefix_space(
+def _check_prefix_space(
     path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any
 ) -> None:
-    """Reject a `tokenizer_config.json` that contradicts its tokenizer about a space before a text."""
+    """Reject a contradiction about a space before a text.
+
+    `transformers` compares the two only where a byte-level step is the whole pre-tokenizer.
+    """
     wanted = Fields(path, stored).truth("add_prefix_space", None)
     if wanted is None or tokenizer.pre_tokenizer is None:
         return
-    # `transformers` compares the two where a byte-level step is the only one, too.
     found = json.loads(tokenizer.pre_tokenizer.__getstate__()).get("add_prefix_space", wanted)
     if found != wanted:
         raise CheckpointError(
@@ -122,23 +105,40 @@ def check_prefix_space(
         )
 
 
-def _add(path: str | os.PathLike[str], number: str, content: Any, tokenizer: Any) -> None:
-    """Register a token of `added_tokens_decoder`."""
+def _register(path: str | os.PathLike[str], stored: Mapping[str, Any], tokenizer: Any) -> None:
+    """Register the tokens of `added_tokens_decoder`, and those named special that there are."""
+    added = Fields(path, stored).inner("added_tokens_decoder")
+    described = {
+        number: _described(path, f"added_tokens_decoder[{shown(number)}]", content)
+        # In the order of their ids: new ones are counted on from the last.
+        for number, content in sorted(added.items(), key=lambda item: (len(item[0]), item[0]))
+    }
+    tokenizer.add_tokens(list(described.values()))
+    for number, token in described.items():
+        if str(found := tokenizer.token_to_id(token.content)) != number:
+            raise CheckpointError(
+                f"{path}: added_tokens_decoder[{shown(number)}] is {shown(token.content)}, which is "
+                f"token {found} in tokenizer.json"
+            )
+    named = [_text(path, key, stored.get(key)) for key in _NAMED]
+    named += [
+        _text(path, key, each) for key in _LISTS for each in _items(path, key, stored.get(key))
+    ]
+    registered = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    known = {text for text in named if text and tokenizer.token_to_id(text) is not None}
+    tokenizer.add_special_tokens(sorted(known - registered))
+
+
+def _described(path: str | os.PathLike[str], key: str, content: Any) -> Any:
+    """Return the library's token that an entry of `added_tokens_decoder` describes."""
     from tokenizers import AddedToken
 
-    key = f"added_tokens_decoder[{shown(number)}]"
     text = _text(path, key, content)
-    options = {
-        name: content[name] for name in _OPTIONS if isinstance(content, dict) and name in content
-    }
+    given = content if isinstance(content, dict) else {}
+    options = {name: given[name] for name in _OPTIONS if name in given}
     if not text or not all(isinstance(value, bool) for value in options.values()):
         raise CheckpointError(f"{path}: {key} is {shown(content)}, not the description of a token")
-    tokenizer.add_tokens([AddedToken(text, **options)])
-    if str(tokenizer.token_to_id(text)) != number:
-        raise CheckpointError(
-            f"{path}: {key} is {shown(text)}, which is token {tokenizer.token_to_id(text)} in "
-            "tokenizer.json"
-        )
+    return AddedToken(text, **options)
 
 
 def _id(

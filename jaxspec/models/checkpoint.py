@@ -27,7 +27,7 @@ from jaxspec.extras import needs
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.chat import read_chat_template
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
-from jaxspec.models.metadata import CONFIG, GENERATION, check_keys, report
+from jaxspec.models.metadata import CONFIG, GENERATION, NO_EFFECT, check_keys, report
 from jaxspec.models.special_tokens import end_tokens, read_description, token_ids
 from jaxspec.models.swap import was_interrupted
 from jaxspec.models.tokenizers import TextTokenizer, open_tokenizer
@@ -62,7 +62,7 @@ LAYOUT: Mapping[str, str] = {
 _ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": False, "mlp_bias": False},
     "MistralForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "Qwen2ForCausalLM": {"use_sliding_window": False, "num_key_value_heads": 32},
+    "Qwen2ForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 32},
 }
 """What each says of fields that a `config.json` leaves out, as far as it matters here."""
 
@@ -167,10 +167,12 @@ def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
         )
     stored = _read_json(path)
     kind = _architecture(path, stored)
-    check_keys(path, stored, CONFIG)
+    # Qwen2 has biases in attention, whatever a config says of them.
+    by_kind = {"attention_bias": NO_EFFECT} if kind == "Qwen2ForCausalLM" else {}
+    check_keys(path, stored, {**CONFIG, **by_kind})
     fields = Fields(path, {**_ARCHITECTURES[kind], **stored})
     layers = fields.whole("num_hidden_layers")
-    _refuse_unsupported(fields, layers)
+    _refuse_unsupported(fields, layers, is_qwen2=kind == "Qwen2ForCausalLM")
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_width = fields.whole("head_dim", None, least=2, most=MOST_HEAD_WIDTH)
     if head_width is None:
@@ -287,7 +289,7 @@ def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> str:
     return named[0]
 
 
-def _refuse_unsupported(fields: Fields, layers: int) -> None:
+def _refuse_unsupported(fields: Fields, layers: int, *, is_qwen2: bool) -> None:
     """Raise for the first field that asks for what the network does not do."""
     kinds = fields.texts("layer_types", None)
     if kinds is not None and len(kinds) != layers:
@@ -295,9 +297,12 @@ def _refuse_unsupported(fields: Fields, layers: int) -> None:
             "layer_types", f"of {len(kinds)} layers, not num_hidden_layers {layers}"
         )
     window = fields.whole("sliding_window", None)
-    # Qwen2 names a window that it uses only if it also says so; a window no text outgrows is none.
-    is_windowed = fields.truth("use_sliding_window", window is not None)
-    if is_windowed and window is not None:
+    # Qwen2 names a window that it uses only if it also says so, and only in layers from a number on,
+    # or in those that layer_types names; a window no text outgrows is none.
+    is_windowed = fields.truth("use_sliding_window", not is_qwen2) and window is not None
+    if is_windowed and is_qwen2:
+        is_windowed = kinds is None and fields.whole("max_window_layers", 28, least=0) < layers
+    if is_windowed:
         is_windowed = window < (fields.whole("max_position_embeddings", None) or math.inf)
     unsupported = {
         "hidden_act": (fields.values.get("hidden_act") or "silu") not in ("silu", "swish"),

@@ -108,7 +108,7 @@ CONFIG: Table = {
         "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers "
         "num_attention_heads num_key_value_heads head_dim hidden_act rms_norm_eps "
         "max_position_embeddings rope_theta rope_scaling rope_parameters tie_word_embeddings "
-        "sliding_window use_sliding_window layer_types eos_token_id",
+        "sliding_window use_sliding_window max_window_layers layer_types eos_token_id",
     ),
     **_all(only(False), "attention_bias mlp_bias use_bias attention_out_bias bias"),
     **_all(only(1, 1.0), "partial_rotary_factor rotary_pct rope_percent"),
@@ -139,10 +139,10 @@ CONFIG: Table = {
     **_all(only(False), "is_encoder_decoder add_cross_attention tie_encoder_decoder"),
     **_all(only(), "cross_attention_hidden_size"),
     # For training, for classifiers, for how an engine runs, and of whom the file is. Slices of
-    # `pretraining_tp` give the same products. A window's layers matter only where there is a window.
+    # `pretraining_tp` give the same products.
     **_all(
         NO_EFFECT,
-        "bos_token_id pad_token_id sep_token_id unk_token_id pretraining_tp max_window_layers "
+        "bos_token_id pad_token_id sep_token_id unk_token_id pretraining_tp "
         "attention_dropout hidden_dropout resid_pdrop embd_pdrop initializer_range use_cache dtype "
         "torch_dtype transformers_version torchscript use_bfloat16 tf_legacy_loss "
         "chunk_size_feed_forward output_past is_decoder id2label label2id num_labels problem_type "

@@ -250,6 +250,16 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"sliding_window": 32}, "sliding_window is 32"),
         (
+            {
+                "architectures": None,
+                "model_type": "qwen2",
+                "sliding_window": 32,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            "sliding_window is 32",
+        ),
+        (
             {"architectures": [], "model_type": "mistral", "max_position_embeddings": 32768},
             "window is 4096",
         ),
@@ -320,6 +330,17 @@ def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks_for_it(
         {"model_type": "mistral", "sliding_window": None},
         {"model_type": "mistral", "sliding_window": 64},
         {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False},
+        {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": None},
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": None},
+        # The first 28 layers have none where nothing else is said.
+        {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True},
+        {
+            "model_type": "qwen2",
+            "sliding_window": 8,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+            "layer_types": ["full_attention"] * 2,
+        },
     ],
 )
 def test_a_window_that_is_never_reached_or_not_used_is_no_window(llama_copy, fields):

@@ -52,7 +52,7 @@ def start_with(place, token):
 @pytest.mark.parametrize(
     ("file", "fields", "message"),
     [
-        ("config.json", {"attention_bias": True}, "attention_bias is True; this package has False"),
+        ("config.json", {"mlp_bias": True}, "mlp_bias is True; this package has False"),
         ("config.json", {"logit_scale": 0.5}, "logit_scale is 0.5; this package has 1"),
         ("config.json", {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]"),
         ("config.json", {"num_local_experts": 8}, "num_local_experts is 8; this package has 0"),
@@ -118,6 +118,7 @@ def test_what_would_change_network_or_text_is_rejected_with_file_key_and_value(
         {"rms_norm_eps": 1, "rope_parameters": {"rope_theta": 10000}},
         {"tie_word_embeddings": True, "mlp_bias": None, "hidden_act": None, "rope_scaling": None},
         {"num_key_value_heads": 2, "head_dim": None, "layer_types": None, "model_type": None},
+        {"attention_bias": True},  # Qwen2 has them in any case
         {"torch_dtype": "bfloat16", "pretraining_tp": 2, "temperature": 0.6, "max_length": 20},
     ],
     ids=",".join,

@@ -159,6 +159,9 @@ def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
     Raises:
       CheckpointError: there is no such directory, or a field is missing, or asks for something this
         package's network lacks.
+
+    Warns:
+      CheckpointWarning: once, naming fields that this package does not know.
     """
     path = _folder(directory) / "config.json"
     if was_interrupted(path):
@@ -435,17 +438,17 @@ def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
 
     An id ends a text if any of the files that name such ids says so.
     """
+    named = {"config.json": _read_json(place / "config.json")}
+    if os.path.lexists(generation := place / "generation_config.json"):
+        named[generation.name] = _read_json(generation)
+        check_keys(generation, named[generation.name], GENERATION)
     path = place / "tokenizer.json"
     if not os.path.lexists(path):
         return None
     _assert_file(path)
     stop: set[int] = set()
-    for name, table in (("config.json", None), ("generation_config.json", GENERATION)):
-        if os.path.lexists(place / name):
-            stored = _read_json(place / name)
-            if table is not None:
-                check_keys(place / name, stored, table)
-            stop |= token_ids(place / name, "eos_token_id", stored.get("eos_token_id"), vocab)
+    for name, stored in named.items():
+        stop |= token_ids(place / name, "eos_token_id", stored.get("eos_token_id"), vocab)
     tokenizer = open_tokenizer(path)
     start: tuple[int, ...] = ()
     described = place / "tokenizer_config.json"

@@ -73,7 +73,7 @@ GENERATION: Table = {
     **_all(advice(0, 0.0), "min_p top_h"),
     **_all(advice(1, 1.0), "typical_p repetition_penalty encoder_repetition_penalty num_beams"),
     "dola_layers": advice(),
-    "renormalize_logits": advice(False, True),  # a softmax follows here in any case
+    "renormalize_logits": NO_EFFECT,  # a softmax follows in any case
     "remove_invalid_values": advice(False),
     # Of beams alone.
     **_all(NO_EFFECT, "num_beam_groups diversity_penalty length_penalty early_stopping low_memory"),

@@ -145,6 +145,14 @@ def test_unknown_keys_and_advice_that_is_not_followed_are_reported_once_for_each
     assert {pathlib.Path(each.filename).name for each in found} == {pathlib.Path(__file__).name}
 
 
+def test_what_a_generation_config_forbids_is_not_passed_over_for_want_of_a_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    assert load_huggingface(folder).tokenizer is None
+    change(folder / "generation_config.json", suppress_tokens=[3])
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: suppress_tokens is \[3\]"):
+        load_huggingface(folder)
+
+
 def test_an_unknown_model_type_is_reported(folder):
     change(folder / "config.json", model_type="qwen2.5")
     with pytest.warns(CheckpointWarning, match="model_type is 'qwen2.5', which this package does"):

@@ -179,6 +179,15 @@ def test_a_save_that_fails_at_any_point_leaves_the_old_checkpoint_or_the_new_one
     assert call > 8
 
 
+def test_a_link_stays_one_and_its_target_is_replaced(saved, tmp_path):
+    target = (saved / "config.json").rename(tmp_path / "blob")
+    (saved / "config.json").symlink_to(target)
+    save_new(saved)
+    assert loaded(saved) == "new"
+    assert (saved / "config.json").readlink() == target
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blob", "saved"]
+
+
 def test_a_folder_that_is_saved_anew_while_it_is_loaded_is_refused(saved, monkeypatch):
     read = checkpoint.params_from_tensors
 

@@ -93,10 +93,10 @@ def make_parser() -> argparse.ArgumentParser:
     compare_texts.set_defaults(run=lambda args, rest: compare.main(args))
     generate_text = commands.add_parser(
         "generate",
-        help="stream a text from a real network, with and without a draft",
+        help="stream a text from a real network",
         description="Continue a prompt with a network, drafted and verified in one compiled loop, "
-        "and mark the tokens that were drafted and accepted. Ends with tokens per target call, and "
-        "tokens per second beside the plain loop of the same run.",
+        "and mark the tokens that were drafted and accepted. Prints the text as it comes, then tokens "
+        "per target call and what ends a text.",
         epilog="exit status: 0 if the text was written, 1 if a round decided on no token, 2 for bad "
         "arguments, models that do not fit each other, or something that is not installed",
     )

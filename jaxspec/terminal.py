@@ -9,6 +9,9 @@ WIDTH = 96
 GREATEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Temperatures are float32 in the loops: one above this would be infinite there."""
 
+SMALLEST_FLOAT32 = 2.0**-126
+"""Smaller numbers above 0 count as 0 on devices that flush denormal ones."""
+
 
 class Progress:
     """A line on standard error that is written over, if that is a terminal."""
@@ -42,6 +45,11 @@ def check_temperature(temperature: float) -> None:
     if not 0 <= temperature <= GREATEST_FLOAT32:
         raise ValueError(
             f"--temperature is {temperature}: must be finite in float32 and at least 0 (0 is greedy)"
+        )
+    if 0 < temperature < SMALLEST_FLOAT32:
+        raise ValueError(
+            f"--temperature is {temperature}: 0 in float32; give 0 for greedy, or at least "
+            f"{SMALLEST_FLOAT32:.1e}"
         )
 
 

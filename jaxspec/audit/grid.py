@@ -89,8 +89,8 @@ def _make_tally(
 
     @jax.jit
     def tally(cells: jax.Array, count: jax.Array) -> jax.Array:
-        codes = jax.vmap(outcome)(cells)
-        is_cell = jnp.arange(chunk) < count
+        codes = jax.vmap(outcome)(cells).astype(jnp.int32)
+        is_cell = jnp.arange(chunk, dtype=jnp.int32) < count
         is_known = (codes >= 0) & (codes < num_outcomes)
         slots = jnp.where(is_cell, jnp.where(is_known, codes, num_outcomes), num_outcomes + 1)
         return jnp.zeros(num_outcomes + 2, jnp.int32).at[slots].add(1)

@@ -302,13 +302,14 @@ def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
 
 def _first_candidates(tree: Tree, count: jax.Array) -> Tree:
     """Keep the first candidates of a tree that is laid out level by level; the others are padding."""
+    count = jnp.asarray(count, jnp.int32)
     is_kept = jnp.arange(tree.max_nodes, dtype=jnp.int32) <= count
-    before = jnp.cumsum(tree.level_sizes) - tree.level_sizes
+    before = jnp.cumsum(tree.level_sizes, dtype=jnp.int32) - tree.level_sizes
     return Tree(
         tokens=jnp.where(is_kept, tree.tokens, NONE),
         parents=jnp.where(is_kept, tree.parents, NONE),
         children=jnp.where(tree.children <= count, tree.children, NONE),
-        level_sizes=jnp.clip(count + 1 - before, 0, tree.level_sizes).astype(jnp.int32),
+        level_sizes=jnp.clip(count + 1 - before, 0, tree.level_sizes),
     )
 
 

@@ -99,24 +99,13 @@ def audit_rules(progress: Progress | None = None) -> AuditReport:
     counters = {"single_path": single_path_counts, "two_level_tree": two_level_tree_counts}
     rules = tuple(RULES.values())
     steps = len(counters) + sum(len(instances_for(rule)) for rule in rules)
-    done = -1
+    done = itertools.count()
     lock = threading.Lock()
 
-    def tell(what: str, step: int = 1) -> None:
-        nonlocal done
-        with lock:
-            done += step
-            if progress:
-                progress(what, done, steps)
-
-    def inside(name: str) -> Progress:
-        """Make what tells of a search inside a step, its first word when nothing is done left out."""
-
-        def tell_of(what: str, done: int, steps: int) -> None:
-            if 0 < done < steps:
-                tell(f"{name}, {what}", step=0)
-
-        return tell_of
+    def tell(what: str) -> None:
+        if progress:
+            with lock:
+                progress(what, next(done), steps)
 
     def count(name: str) -> tuple[int, ...]:
         counts = tuple(counters[name]())
@@ -128,9 +117,8 @@ def audit_rules(progress: Progress | None = None) -> AuditReport:
         capacity = Capacity.of(instances_for(rule))
         laws = []
         for instance in instances_for(rule):
-            name = f"{rule.name}: {instance.name}"
-            laws.append(exact_law(rule, instance, capacity=capacity, progress=inside(name)))
-            tell(name)
+            laws.append(exact_law(rule, instance, capacity=capacity))
+            tell(f"{rule.name}: {instance.name}")
         return laws
 
     tell("compiling")

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxspec.checks import MASS_TOLERANCE, RowError
+from jaxspec.typed import Token
 
-Context: TypeAlias = tuple[int, ...]
+Context: TypeAlias = tuple[Token, ...]
 """Token ids of the prompt, the committed tokens and a path, in order."""
 
 

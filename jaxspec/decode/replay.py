@@ -331,7 +331,8 @@ def _draws_of(stored: dict[str, StoredArray], nodes: int, place: Place) -> Round
             raise place.missing(name)
         typed.assert_shape(stored[name], shape, place.field(name))
     try:
-        return draws_from_record({name: stored[name].read() for name in shapes})
+        with np.errstate(over="ignore"):  # a draw beyond float32 is refused by its place
+            return draws_from_record({name: stored[name].read() for name in shapes})
     except DrawError as error:
         raise place.error(f"are none: {error}") from error
 

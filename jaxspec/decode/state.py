@@ -220,6 +220,5 @@ def _check_ending(state: DecodeState, decoder: Mapping[str, Any], place: Place) 
     stops = decoder.get("stop_tokens")
     is_stopped = bool(new) and isinstance(stops, list) and state.tokens[-1] in stops
     if isinstance(stops, list) and is_stopped != (state.finished == "stop"):
-        raise place.field("finished").error(
-            f"is {state.finished!r}, and the last token {'is' if is_stopped else 'is not'} a stop token"
-        )
+        last = f"the last token {'is' if is_stopped else 'is not'} a stop token"
+        raise place.field("finished").error(f"is {state.finished!r}, and {last}")

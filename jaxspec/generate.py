@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ from jaxspec.terminal import (
     check_seed,
     check_temperature,
     count,
+    explain,
+    reason,
     refuse,
+    width,
 )
 from jaxspec.verify import Status
 
@@ -210,8 +214,8 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     out.write(given + ("\n\n" if args.chat else ""))
     out.flush()
     timed = decode(decoder, state, writer)
-    out.write("\n\n" + summary(target, tokenizer, timed, writer) + "\n")
-    out.flush()
+    out.write("\n\n")
+    write_lines(summary(target, tokenizer, timed, writer), out)
     if timed.text.ending == fused.Ending.UNDECIDED:
         return 1
     if not args.compare:
@@ -262,7 +266,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         try:
             text = read_text(Path(args.prompt_file).read_bytes())
         except (OSError, ValueError) as error:
-            raise ValueError(f"{option}: {getattr(error, 'strerror', None) or error}") from error
+            raise ValueError(f"{option}: {reason(error)}") from error
     elif text == "-":
         option = "--prompt -"
         try:
@@ -270,7 +274,7 @@ def read_prompt(args: argparse.Namespace) -> str:
                 raise ValueError("it is closed")
             text = read_text(sys.stdin.buffer.read())
         except (OSError, ValueError) as error:
-            raise ValueError(f"{option}: standard input: {error}") from error
+            raise ValueError(f"{option}: standard input: {reason(error)}") from error
     if text == "":
         raise ValueError(f"{option} is empty: there must be a token to continue from")
     return text
@@ -459,7 +463,7 @@ def marks_for(wanted: str, out: TextIO) -> str:
     return "colour" if out.isatty() and "NO_COLOR" not in os.environ else "brackets"
 
 
-def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: Writer) -> str:
+def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: Writer) -> list[str]:
     """Say what the text cost and what ends texts."""
     text = timed.text
     new = len(text.new_tokens)
@@ -481,7 +485,17 @@ def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: W
             "compiling not counted"
         )
     lines.append(end_tokens(tokenizer))
-    return "\n".join(lines)
+    return lines
+
+
+def write_lines(lines: Sequence[str], out: TextIO) -> None:
+    """Write lines, broken where a terminal is narrower."""
+    for line in lines:
+        is_broken = out.isatty()
+        out.write(
+            (textwrap.fill(line, width(), subsequent_indent="  ") if is_broken else line) + "\n"
+        )
+    out.flush()
 
 
 def end_tokens(tokenizer: Tokenizer) -> str:
@@ -512,17 +526,18 @@ def compare(
     for before, _ in pairs:
         if before.text.ending == fused.Ending.UNDECIDED:
             # A speed of a text that broke off would be compared with another text's.
-            out.write(f"the plain loop: {why_undecided(before.text)}\n")
+            write_lines([f"the plain loop: {why_undecided(before.text)}"], out)
             return 1
     ratios = bench.Spread.of([after.rate / before.rate for before, after in pairs])
     rates = [bench.Spread.of([each.rate for each in runs]) for runs in zip(*pairs, strict=True)]
-    out.write(
+    lines = [
         f"{len(pairs)} pairs of runs: {ratios:.2f} times as fast as the plain loop; tokens per second "
-        f"{rates[1]:.1f}, plain {rates[0]:.1f} (median, least to greatest)\n"
-    )
+        f"{rates[1]:.1f}, plain {rates[0]:.1f} (median, least to greatest)"
+    ]
     if options["temperature"] == 0:
         same = all(before.text.tokens == after.text.tokens for before, after in pairs)
-        out.write(f"the plain loop's text is {'the same' if same else 'ANOTHER'}\n")
+        lines.append(f"the plain loop's text is {'the same' if same else 'ANOTHER'}")
+    write_lines(lines, out)
     return 0
 
 
@@ -545,4 +560,4 @@ def main(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # an OSError, but nothing is wrong: nobody reads on
         raise
     except (ImportError, OSError, ValueError) as error:
-        return refuse(str(error), "generate")
+        return refuse(explain(error), "generate")

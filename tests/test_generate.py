@@ -342,8 +342,8 @@ def test_a_prompt_may_come_from_a_file_or_standard_input(content, prompt, monkey
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "No such file or directory"),
-        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: None, "there is no such file"),
+        (lambda path: path.mkdir(), "it is a folder"),
         (lambda path: path.write_bytes(b"a\xff"), "can't decode byte 0xff"),
         (lambda path: path.write_bytes(b"\n"), "is empty"),
     ],

@@ -7,7 +7,7 @@ vocabulary is small; else by a G-test over repeated runs that states its power.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -25,6 +25,8 @@ from jaxspec.decode import (
     metrics_of,
 )
 from jaxspec.providers import Context, Provider
+from jaxspec.records import shown
+from jaxspec.typed import Range
 from jaxspec.verify import RULES
 
 Progress = Callable[[str], None]
@@ -47,7 +49,7 @@ class Run:
     name: str
     decoder: dict[str, Any]
     prompt: Context
-    seed: int
+    seed: Annotated[int, Range(-(2**63), 2**64 - 1)]
     text: Context
     finished: str
     metrics: Metrics
@@ -95,13 +97,15 @@ def assert_comparable(first: Sequence[Run], second: Sequence[Run]) -> None:
         raise MismatchError(f"number of runs differs: {len(first)} and {len(second)}")
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         facts = (
-            ("target model", a.decoder["target"], b.decoder["target"]),
+            ("target model", a.decoder.get("target"), b.decoder.get("target")),
             ("prompt", list(a.prompt), list(b.prompt)),
             ("continuation length", len(a.text), len(b.text)),
         )
         for fact, here, there in facts:
             if here != there:
-                raise MismatchError(f"run {number}: {fact} differs: {here!r} and {there!r}")
+                raise MismatchError(
+                    f"run {number}: {fact} differs: {shown(here)} and {shown(there)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

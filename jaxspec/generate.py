@@ -216,7 +216,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     timed = decode(decoder, state, writer)
     out.write("\n\n")
     write_lines(summary(target, tokenizer, timed, writer), out)
-    if timed.text.ending == fused.Ending.UNDECIDED:
+    if is_stuck(timed, writer):
         return 1
     if not args.compare:
         return 0
@@ -477,7 +477,7 @@ def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: W
         f"{text.tokens_per_call:.2f} tokens per call; {text.accepted} of {text.drafted} drafted "
         "tokens accepted"
     ]
-    if text.ending == fused.Ending.UNDECIDED:
+    if is_stuck(timed, writer):
         lines.append(why_undecided(text))
     else:
         lines.append(
@@ -496,6 +496,11 @@ def write_lines(lines: Sequence[str], out: TextIO) -> None:
             (textwrap.fill(line, width(), subsequent_indent="  ") if is_broken else line) + "\n"
         )
     out.flush()
+
+
+def is_stuck(timed: Timed, writer: Writer) -> bool:
+    """Return whether a text broke off where it should have gone on."""
+    return timed.text.ending == fused.Ending.UNDECIDED and not writer.is_stopped
 
 
 def end_tokens(tokenizer: Tokenizer) -> str:

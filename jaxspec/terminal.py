@@ -195,7 +195,7 @@ def check_temperature(temperature: float) -> None:
         )
     if 0 < temperature < SMALLEST_FLOAT32:
         raise ValueError(
-            f"--temperature is {temperature}: 0 in float32; give 0 for greedy, or at least "
+            f"--temperature is {temperature}: counts as 0 in float32; give 0 for greedy, or at least "
             f"{SMALLEST_FLOAT32:.1e}"
         )
 

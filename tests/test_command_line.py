@@ -330,7 +330,7 @@ def test_without_matplotlib_a_plot_is_refused_by_the_name_of_the_extra(monkeypat
 
     monkeypatch.setattr(importlib, "import_module", missing)
     assert command_line.main(["compare", "--plot", "plot.png"]) == 2
-    assert "jaxspec-decoding[plot]" in capsys.readouterr().err
+    assert "pip install -e '.[plot]'" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_makes_the_exit_status_2(tmp_path, capsys):

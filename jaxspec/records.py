@@ -333,8 +333,8 @@ def _assert_storable(array: np.ndarray, where: str) -> None:
     if array.dtype.name not in _DTYPES:
         raise RecordError(f"{where}: an array of {array.dtype} cannot be stored")
     if not np.isfinite(array).all():
-        at = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
-        at = tuple(int(place) for place in at)
+        first = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+        at = tuple(int(place) for place in first)
         raise RecordError(f"{where}: entry {list(at)} is {array[at]}, not finite")
 
 

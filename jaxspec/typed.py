@@ -108,7 +108,7 @@ def build(cls: type[T], value: Any, place: Place, *, extras: bool = False) -> T:
     """
     if not isinstance(value, dict):
         raise RecordError(f"{place}: a {type(value).__name__}, wanted an object")
-    kinds = _kinds(cls)
+    kinds = _kinds(typing.cast(Any, cls))
     strange = [] if extras else [name for name in value if name not in kinds]
     if strange:
         raise place.error(f"holds a field that is not known here: {shown(strange[0])}")

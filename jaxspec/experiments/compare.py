@@ -6,6 +6,7 @@ vocabulary is small; else by a G-test over repeated runs that states its power.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from jaxspec.audit.decoding import decoding_law
 from jaxspec.audit.statistics import GTest, g_test
+from jaxspec.checks import assert_whole
 from jaxspec.decode import (
     AdaptiveTree,
     AdaptiveTreePolicy,
@@ -136,7 +138,7 @@ def run_decoder(name: str, decoder: Decoder, prompt: Sequence[int], seed: int) -
     return Run(
         name=name,
         decoder=decoder.describe(),
-        prompt=tuple(prompt),
+        prompt=state.tokens[: state.prompt_length],
         seed=seed,
         text=state.new_tokens,
         finished=str(state.finished),
@@ -175,7 +177,12 @@ def compare_decoding(
 
     Returns:
       The `Comparison`.
+
+    Raises:
+      ValueError: an argument is wrong; raised before anything is decoded.
     """
+    assert_whole("law_tokens", law_tokens, 0)
+    assert_whole("law_runs", law_runs, 1)
     tell = progress or (lambda _: None)
     plain = Decoder(target=target, new_tokens=new_tokens, bonus=bonus)
     decoder = dataclasses.replace(plain, drafter=drafter)
@@ -220,16 +227,16 @@ def compare_laws(
 
     Raises:
       MismatchError: the targets are not the same.
-      ValueError: tokens or runs is below 1.
+      ValueError: tokens or runs is no integer of at least 1.
     """
     if first.target.name != second.target.name:
         raise MismatchError(
             f"target model differs: {first.target.name!r} and {second.target.name!r}"
         )
-    if tokens < 1 or runs < 1:
-        raise ValueError(f"tokens is {tokens}, runs is {runs}: both must be at least 1")
+    assert_whole("tokens", tokens, 1)
+    assert_whole("runs", runs, 1)
     decoders = (first, second)
-    if first.target.vocab**tokens <= EXACT_TEXTS:
+    if tokens * math.log2(first.target.vocab) <= math.log2(EXACT_TEXTS):
         laws = [
             decoding_law(dataclasses.replace(decoder, new_tokens=tokens), tuple(prompt))
             for decoder in decoders

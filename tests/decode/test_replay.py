@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import io
 import json
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,6 +339,30 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "no verdict": (drop("verdict"), "'verdict' is missing"),
     "a verdict without status": (drop("verdict", "status"), "'status' is missing"),
     "half a token emitted": (put("verdict", "tokens", value=[0.5, 1, 1]), "wanted whole numbers"),
+    "child slots of another tree": (
+        put("tree", "children", value=[[-1] * 20_000]),
+        r"tree.children has shape \(1, 20000\)",
+    ),
+    "child slots for each node of a wider tree": (
+        put("tree", "children", value=[[-1] * 9] * 4),
+        r"tree.children has shape \(4, 9\), wanted \(5, 9\)",
+    ),
+    "a tree of no nodes": (put("tree", "tokens", value=[]), r"tree.tokens has shape \(0,\)"),
+    "more nodes than there is room for": (
+        put("tree", "level_sizes", "data", value=[1, 2, 3]),
+        "tree.level_sizes count 6 nodes, wanted 1 to 5",
+    ),
+    "draft rows of point masses": (
+        put("draft_rows", value=[[0.5, 0.25, 0.25]] * 5),
+        "draft_rows must be null: candidates of rule 'point_mass' are point masses",
+    ),
+    "a draw beyond float32": (put("draws", "final", value=[1e300, 0.5]), r"final\[0\] is 1e\+300"),
+    "a path through no node": (
+        put("verdict", "path", value=[0, 7, -1]),
+        r"verdict.path\[1\] is 7, wanted a whole number from -1 to 4",
+    ),
+    "a field too many": (put("mood", value=1), "holds a field that is not known here: 'mood'"),
+    "a long word for a rule": (put("rule", value="x" * 10_000), r"rule 'x+\.\.\.x+' is none of"),
     "a verdict of another depth": (put("verdict", "path", value=[0, 1]), r"path has shape \(2,\)"),
 }
 
@@ -348,6 +375,40 @@ def test_a_malformed_round_is_refused_and_named(tmp_path: Path, change: str) -> 
     rewrite(file, content)
     with pytest.raises(RecordError, match=rf"r\.json: round 1: .*(?s:.*)(?:{message})"):
         load_rounds(file)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [
+        ("children", (5, 2 * 10**6)),
+        ("children", (10**7, 1)),
+        ("tokens", (10**7,)),
+        ("level_sizes", (10**7,)),
+        ("target_rows", (10**7, 1)),
+    ],
+)
+def test_a_small_file_cannot_ask_for_the_memory_of_a_large_array(
+    tmp_path: Path, field: str, shape: tuple[int, ...]
+) -> None:
+    file = tmp_path / "r.npz"
+    save_rounds(file, rounds_of("fixed tree")[:1])
+    with np.load(file) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    (plain,) = json.loads(arrays["header"].tobytes())["content"]
+    name = {**plain["tree"], **plain}[field]["$npz"]
+    lie = io.BytesIO()
+    declared = {"descr": "|i1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(lie, declared)
+    del arrays[name]
+    np.savez_compressed(file, **arrays)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", lie.getvalue() + bytes(10**7))
+    assert file.stat().st_size < 20_000
+    tracemalloc.start()
+    with pytest.raises(RecordError, match=rf"r\.npz: round 0: .*{field} has shape"):
+        load_rounds(file)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
 
 
 def test_rows_of_a_path_that_fit_no_path_are_refused(tmp_path: Path) -> None:

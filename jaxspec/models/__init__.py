@@ -11,6 +11,7 @@ from jaxspec.models.llama import (
     llama,
     rope_frequencies,
 )
+from jaxspec.models.metadata import CheckpointWarning
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
 from jaxspec.models.pair import CharacterTokenizer, shipped_models
 from jaxspec.models.save import save_huggingface
@@ -25,6 +26,7 @@ from jaxspec.models.weights import CheckpointError
 __all__ = (
     "CharacterTokenizer",
     "CheckpointError",
+    "CheckpointWarning",
     "ContextError",
     "ContextTable",
     "Detokenizer",

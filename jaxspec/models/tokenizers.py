@@ -14,6 +14,8 @@ from jaxspec.extras import needs
 from jaxspec.models.chat import ChatTemplate, read_chat_template
 from jaxspec.models.weights import CheckpointError, shown
 
+_MOST_UNUSED = 1_000_000  # ids without a token
+
 
 class TextTokenizer:
     """A tokenizer of the `tokenizers` library; implements `jaxspec.language_model.Tokenizer`.
@@ -200,6 +202,22 @@ def read_tokenizer(
         none.
       ImportError: `tokenizers` is not installed.
     """
+    return TextTokenizer(
+        open_tokenizer(path),
+        stop_tokens,
+        start_tokens=start_tokens,
+        vocab=vocab,
+        chat_template=read_chat_template(pathlib.Path(path).parent),
+    )
+
+
+def open_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """Read a `tokenizer.json` as a `Tokenizer` of the library.
+
+    Raises:
+      CheckpointError: the library cannot read it, or two tokens share an id.
+      ImportError: `tokenizers` is not installed.
+    """
     library = _library()
     try:
         tokenizer = library.Tokenizer.from_file(os.fspath(path))
@@ -207,20 +225,21 @@ def read_tokenizer(
         # It panics over some merges, which is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+        raise CheckpointError(f"{path}: not a tokenizer: {str(error)[:300]}") from error
     piece_of: dict[int, str] = {}
-    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    for piece, token in vocabulary.items():
+        if (
+            token > len(vocabulary) + _MOST_UNUSED
+        ):  # the library walks over all ids below the largest
+            raise CheckpointError(
+                f"{path}: token {shown(piece)} has id {token}, far beyond its {len(vocabulary)} tokens"
+            )
         if token in piece_of:
             both = " and ".join(sorted((shown(piece), shown(piece_of[token]))))
             raise CheckpointError(f"{path}: tokens {both} share id {token}")
         piece_of[token] = piece
-    return TextTokenizer(
-        tokenizer,
-        stop_tokens,
-        start_tokens=start_tokens,
-        vocab=vocab,
-        chat_template=read_chat_template(pathlib.Path(path).parent),
-    )
+    return tokenizer
 
 
 def byte_level_tokenizer(
@@ -229,6 +248,7 @@ def byte_level_tokenizer(
     special: Sequence[str] = (),
     stop_tokens: Collection[int] = frozenset(),
     *,
+    user_defined: Sequence[str] = (),
     start_tokens: Sequence[int] = (),
     single_digits: bool = False,
     vocab: int | None = None,
@@ -240,21 +260,20 @@ def byte_level_tokenizer(
       merges: pairs in the order they are joined.
       special: tokens among `pieces` that text spells out whole, never pieced together.
       stop_tokens: ids that end a text.
+      user_defined: tokens among `pieces` that are also found whole, but are ordinary text.
       start_tokens: ids to put before a text.
       single_digits: whether every digit is a token of its own.
-      vocab: how many ids the network has; default as many as pieces.
+      vocab: how many ids the network has; default as many as pieces. A piece beyond them is an error
+        in a text that contains it.
 
     Raises:
-      CheckpointError: pieces repeat or are more than `vocab`, or a merge is not of two pieces that
-        make a third.
+      CheckpointError: pieces repeat, or a merge is not of two pieces that make a third.
       ImportError: `tokenizers` is not installed.
     """
     library = _library()
     vocabulary = {piece: token for token, piece in enumerate(pieces)}
     if len(vocabulary) != len(pieces):
         raise CheckpointError("a tokenizer's pieces repeat")
-    if vocab is not None and len(pieces) > vocab:
-        raise CheckpointError(f"a tokenizer of {len(pieces)} pieces for {vocab} ids")
     # Said here, for the library does not say which merge it is.
     for number, merge in enumerate(merges):
         if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
@@ -272,6 +291,7 @@ def byte_level_tokenizer(
     tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(steps)
     tokenizer.decoder = library.decoders.ByteLevel()
     tokenizer.add_special_tokens([library.AddedToken(piece, special=True) for piece in special])
+    tokenizer.add_tokens([library.AddedToken(piece, normalized=False) for piece in user_defined])
     return TextTokenizer(tokenizer, stop_tokens, start_tokens=start_tokens, vocab=vocab)
 
 

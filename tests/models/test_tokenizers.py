@@ -337,6 +337,8 @@ def test_pieces_that_the_library_cannot_take_are_refused():
         byte_level_tokenizer(["a", "\ud800"], [])
 
 
-def test_more_pieces_than_ids_are_refused():
-    with pytest.raises(CheckpointError, match="a tokenizer of 2 pieces for 1 ids"):
-        byte_level_tokenizer(["a", "b"], [], vocab=1)
+def test_a_piece_beyond_the_ids_of_the_network_is_an_error_in_a_text_alone():
+    tokenizer = byte_level_tokenizer(["a", "b"], [], vocab=1)
+    assert tokenizer.encode("aa") == [0, 0]
+    with pytest.raises(ValueError, match="'b', token 1, but the network has a vocabulary of 1"):
+        tokenizer.encode("ab")

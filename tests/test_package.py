@@ -22,7 +22,7 @@ FLOORS = {
     3: ["verify", "build"],
     4: ["score", "models"],
     5: ["decode", "shard"],
-    6: ["audit", "experiments", "bench"],
+    6: ["audit", "experiments", "bench", "streaming"],
     7: ["compare", "generate", "__main__"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}

@@ -1,12 +1,9 @@
 """The command `generate`: stream a text from a real network, and measure what drafting saves."""
 
 import argparse
-import dataclasses
 import io
-import os
 import sys
-import time
-from collections import deque
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,18 +12,19 @@ import jax
 
 from jaxspec.decode import fused
 from jaxspec.language_model import LanguageModel, Tokenizer
+from jaxspec.streaming import MARKS, Timed, Writer, decode, marks_for
 from jaxspec.terminal import (
     SMALLEST_FLOAT32,
     Progress,
     check_seed,
     check_temperature,
     count,
+    explain,
+    reason,
     refuse,
+    width,
 )
 from jaxspec.verify import Status
-
-ROUNDS_AT_A_TIME = 4
-"""Rounds between two looks at the text: streaming costs one call of the compiled loop for each."""
 
 MAX_DEPTH = 16
 """Levels of a draft: each is one more forward in the program, and compiling takes as much longer."""
@@ -47,8 +45,6 @@ REASONS = {
     Status.BAD_DRAW: "a draw is not in [0, 1)",
 }
 """What keeps a round from deciding on a token."""
-
-MARKS = {"colour": ("\x1b[32m", "\x1b[0m"), "brackets": ("[", "]"), "none": ("", "")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,24 +141,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Timed:
-    """A text and how long its rounds took; reading the prompt and compiling are not counted.
-
-    Attributes:
-      text: the text.
-      seconds: of all its rounds.
-    """
-
-    text: fused.FusedText
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens per second."""
-        return len(self.text.new_tokens) / self.seconds if self.seconds else 0.0
-
-
 def run(args: argparse.Namespace, out: TextIO) -> int:
     """Generate a text and print it as it comes, then what it cost.
 
@@ -210,9 +188,9 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     out.write(given + ("\n\n" if args.chat else ""))
     out.flush()
     timed = decode(decoder, state, writer)
-    out.write("\n\n" + summary(target, tokenizer, timed, writer) + "\n")
-    out.flush()
-    if timed.text.ending == fused.Ending.UNDECIDED:
+    out.write("\n\n")
+    write_lines(summary(target, tokenizer, timed, writer), out)
+    if is_stuck(timed, writer):
         return 1
     if not args.compare:
         return 0
@@ -262,7 +240,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         try:
             text = read_text(Path(args.prompt_file).read_bytes())
         except (OSError, ValueError) as error:
-            raise ValueError(f"{option}: {getattr(error, 'strerror', None) or error}") from error
+            raise ValueError(f"{option}: {reason(error)}") from error
     elif text == "-":
         option = "--prompt -"
         try:
@@ -270,7 +248,7 @@ def read_prompt(args: argparse.Namespace) -> str:
                 raise ValueError("it is closed")
             text = read_text(sys.stdin.buffer.read())
         except (OSError, ValueError) as error:
-            raise ValueError(f"{option}: standard input: {error}") from error
+            raise ValueError(f"{option}: standard input: {reason(error)}") from error
     if text == "":
         raise ValueError(f"{option} is empty: there must be a token to continue from")
     return text
@@ -370,96 +348,7 @@ def chat_text(args: argparse.Namespace, given: str, target: LanguageModel) -> st
     return template.render([{"role": "user", "content": given}])
 
 
-class Writer:
-    """Writes what is new of a text, drafted stretches between marks.
-
-    Text that is not settled is held back: a part of a character, or what may be the beginning of a
-    stop string. The token that ended a text, and a stop string, are not written.
-
-    Attributes:
-      taken: new tokens up to the one that ended the text.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt: Sequence[int],
-        stops: Sequence[str],
-        marks: tuple[str, str],
-        out: TextIO,
-    ) -> None:
-        """Begin after a prompt."""
-        from jaxspec import models
-
-        self._detokenizer = models.Detokenizer(tokenizer, prompt)
-        self._stop = models.StopText(stops)
-        self._marks = marks
-        self._out = out
-        self._is_drafted: deque[bool] = deque()  # for each character that is held back
-        self.taken = 0
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string ended the text."""
-        return self._stop.is_stopped
-
-    def __call__(self, text: fused.FusedText) -> None:
-        """Write what is new."""
-        new, sources = text.new_tokens, text.sources[text.prompt_length :]
-        shown = len(new) - (text.ending == fused.Ending.STOP)
-        pieces: list[tuple[str, bool]] = []
-        while self.taken < shown and not self.is_stopped:
-            is_drafted = sources[self.taken] == fused.Source.DRAFT
-            piece = self._detokenizer.push([new[self.taken]])
-            self.taken += 1
-            self._is_drafted.extend([is_drafted] * len(piece))
-            pieces += self._marked(self._stop.push(piece))
-        if text.ending != fused.Ending.NONE and not self.is_stopped:
-            self.taken = len(new)
-            rest = self._detokenizer.flush()
-            is_drafted = bool(sources) and sources[-1] == fused.Source.DRAFT
-            self._is_drafted.extend([is_drafted] * len(rest))
-            pieces += self._marked(self._stop.push(rest))
-            pieces += self._marked(self._stop.flush())
-        self._write(pieces)
-
-    def _marked(self, text: str) -> list[tuple[str, bool]]:
-        """Return the characters that a stop string no longer holds back, and which were drafted."""
-        return [(character, self._is_drafted.popleft()) for character in text]
-
-    def _write(self, characters: Sequence[tuple[str, bool]]) -> None:
-        is_marked = False
-        for character, is_drafted in characters:
-            if is_drafted != is_marked:
-                self._out.write(self._marks[0] if is_drafted else self._marks[1])
-                is_marked = is_drafted
-            self._out.write(character)
-        if is_marked:
-            self._out.write(self._marks[1])
-        self._out.flush()
-
-
-def decode(decoder: fused.FusedDecoder, state: fused.FusedState, writer: Writer) -> Timed:
-    """Decode a prompt that was read to its end or a stop string, a few rounds at a time."""
-    seconds = 0.0
-    while True:
-        (text,) = fused.texts_of(state)
-        writer(text)
-        if text.ending != fused.Ending.NONE or writer.is_stopped:
-            return Timed(text=text, seconds=seconds)
-        start = time.perf_counter()
-        state = jax.block_until_ready(decoder.advance(state, max_rounds=ROUNDS_AT_A_TIME))
-        seconds += time.perf_counter() - start
-
-
-def marks_for(wanted: str, out: TextIO) -> str:
-    """Return the kind of marks: those asked for, else what the place bears."""
-    if wanted != "auto":
-        return wanted
-    return "colour" if out.isatty() and "NO_COLOR" not in os.environ else "brackets"
-
-
-def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: Writer) -> str:
+def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: Writer) -> list[str]:
     """Say what the text cost and what ends texts."""
     text = timed.text
     new = len(text.new_tokens)
@@ -473,7 +362,7 @@ def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: W
         f"{text.tokens_per_call:.2f} tokens per call; {text.accepted} of {text.drafted} drafted "
         "tokens accepted"
     ]
-    if text.ending == fused.Ending.UNDECIDED:
+    if is_stuck(timed, writer):
         lines.append(why_undecided(text))
     else:
         lines.append(
@@ -481,7 +370,22 @@ def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: W
             "compiling not counted"
         )
     lines.append(end_tokens(tokenizer))
-    return "\n".join(lines)
+    return lines
+
+
+def write_lines(lines: Sequence[str], out: TextIO) -> None:
+    """Write lines, broken where a terminal is narrower."""
+    for line in lines:
+        is_broken = out.isatty()
+        out.write(
+            (textwrap.fill(line, width(), subsequent_indent="  ") if is_broken else line) + "\n"
+        )
+    out.flush()
+
+
+def is_stuck(timed: Timed, writer: Writer) -> bool:
+    """Return whether a text broke off where it should have gone on."""
+    return timed.text.ending == fused.Ending.UNDECIDED and not writer.is_stopped
 
 
 def end_tokens(tokenizer: Tokenizer) -> str:
@@ -512,17 +416,18 @@ def compare(
     for before, _ in pairs:
         if before.text.ending == fused.Ending.UNDECIDED:
             # A speed of a text that broke off would be compared with another text's.
-            out.write(f"the plain loop: {why_undecided(before.text)}\n")
+            write_lines([f"the plain loop: {why_undecided(before.text)}"], out)
             return 1
     ratios = bench.Spread.of([after.rate / before.rate for before, after in pairs])
     rates = [bench.Spread.of([each.rate for each in runs]) for runs in zip(*pairs, strict=True)]
-    out.write(
+    lines = [
         f"{len(pairs)} pairs of runs: {ratios:.2f} times as fast as the plain loop; tokens per second "
-        f"{rates[1]:.1f}, plain {rates[0]:.1f} (median, least to greatest)\n"
-    )
+        f"{rates[1]:.1f}, plain {rates[0]:.1f} (median, least to greatest)"
+    ]
     if options["temperature"] == 0:
         same = all(before.text.tokens == after.text.tokens for before, after in pairs)
-        out.write(f"the plain loop's text is {'the same' if same else 'ANOTHER'}\n")
+        lines.append(f"the plain loop's text is {'the same' if same else 'ANOTHER'}")
+    write_lines(lines, out)
     return 0
 
 
@@ -531,7 +436,7 @@ def why_undecided(text: fused.FusedText) -> str:
     status = Status(text.status)
     causes = [f"{words} ({cause.name})" for cause, words in REASONS.items() if cause in status]
     return f"round {text.rounds} decided on no token: " + (
-        "; ".join(causes) or f"its status is {text.status}"
+        "; ".join(causes) or f"its status is {status.name or text.status}"
     )
 
 
@@ -545,4 +450,4 @@ def main(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # an OSError, but nothing is wrong: nobody reads on
         raise
     except (ImportError, OSError, ValueError) as error:
-        return refuse(str(error), "generate")
+        return refuse(explain(error), "generate")

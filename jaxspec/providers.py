@@ -3,18 +3,24 @@
 A provider must be a pure function of the context: the same row for the same context, whatever was
 asked before or beside it. Laws are lossless only then. `audit_provider` asks again and tells; the
 loops themselves never ask twice, so that their counts stay exact.
+
+The law of a row of probabilities, in any dtype, is row / sum(row), where entries below the least
+normal float32 (1.1754944e-38) count as 0. Rows are brought to it once, as they arrive.
 """
 
 import dataclasses
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxspec.checks import MASS_TOLERANCE, RowError
+from jaxspec.checks import MASS_TOLERANCE, RowError, assert_kind, assert_whole, described
+from jaxspec.records import shortened
+from jaxspec.typed import Token
 
-Context: TypeAlias = tuple[int, ...]
+Context: TypeAlias = tuple[Token, ...]
 """Token ids of the prompt, the committed tokens and a path, in order."""
 
 
@@ -78,9 +84,13 @@ class Softmax:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a temperature that is negative or not finite."""
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}: it must be finite and at least 0")
+        """Refuse a temperature that is no number, negative or not finite."""
+        given = self.temperature
+        is_number = isinstance(given, int | float | np.integer | np.floating)
+        if not is_number or isinstance(given, bool):
+            raise ValueError(f"temperature is {described(given)}: it must be a number, at least 0")
+        if not 0 <= given <= sys.float_info.max:
+            raise ValueError(f"temperature is {given}: it must be finite and at least 0")
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Turn logits [V] into probabilities, float32 [V].
@@ -88,13 +98,14 @@ class Softmax:
         >>> Softmax(temperature=0)(np.array([1.0, 3.0, 3.0])).tolist()
         [0.0, 1.0, 0.0]
         """
-        if self.temperature == 0:
+        temperature = float(self.temperature)
+        if temperature == 0:
             return (np.arange(len(logits)) == np.argmax(logits)).astype(np.float32)
         exact = logits.astype(np.float64)
         # The peak goes off first: a logit over a tiny temperature may overflow, downwards only.
         with np.errstate(over="ignore"):
-            weights = np.exp((exact - exact.max()) / self.temperature)
-        return (weights / weights.sum()).astype(np.float32)
+            weights = np.exp((exact - exact.max()) / temperature)
+        return _single(weights / weights.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +133,9 @@ class Provider:
       name: the model's id in records; comparisons need equal ids.
       vocab: V.
       ask: one context -> row [V]; or, with `is_batched`, a list of `Query` -> an `Answer` (or pair)
-        for each, with the same ids in the same order. Rows are copied as they arrive, so a callback
-        may fill one buffer again and again.
+        for each, with the same ids in the same order. A row is a numpy or JAX array of float64,
+        float32, float16 or bfloat16, a list of floats, or an object that numpy copies into such an
+        array. Rows are copied as they arrive, so a callback may fill one buffer again and again.
       is_batched: which of the two `ask` is.
       transform: None if rows are probabilities; `Softmax(temperature)` if they are logits.
 
@@ -140,9 +152,17 @@ class Provider:
     transform: Softmax | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty vocabulary."""
-        if self.vocab < 1:
-            raise ValueError(f"provider {self.name!r}: vocab is {self.vocab}, must be at least 1")
+        """Refuse arguments of another kind, and an empty vocabulary."""
+        assert_kind("a provider's name", self.name, str, "a string, the model's id in records")
+        place = f"provider {self.name!r}: "
+        assert_whole(f"{place}vocab", self.vocab, 1)
+        if not callable(self.ask):
+            raise ValueError(
+                f"{place}ask is {described(self.ask)}: must be a function of a context"
+            )
+        assert_kind(f"{place}is_batched", self.is_batched, bool, "True or False")
+        wanted = "None for rows of probabilities, Softmax(temperature) for logits"
+        assert_kind(f"{place}transform", self.transform, Softmax | None, wanted)
 
     def check_context(self, context: Sequence[int] | np.ndarray) -> Context:
         """Return a context as a tuple of plain integers, if this model can be asked about it.
@@ -175,9 +195,10 @@ class Provider:
           contexts: token ids, each of them a tuple.
 
         Returns:
-          (float32 [n, V] probabilities, what it took). No contexts, no call. A row keeps the mass it
-          came with. In half precision that may be off 1 by up to its dtype's tolerance, and plain and
-          speculative decoding then differ in law by about as much: give float32 rows, or logits.
+          (float32 [n, V] probabilities, what it took). No contexts, no call. A row of probabilities is
+          divided by its mass where that is off 1 by more than float32 rounds: in half precision it
+          may be by 1e-2, and draws are from row / sum(row). Entries below the least normal float32
+          are 0.
 
         Raises:
           RowError: one of its subclasses, naming the provider, the context and the value. What the
@@ -195,11 +216,26 @@ class Provider:
 
     def _copy(self, row: Any, context: Context | None) -> np.ndarray:
         """Take a row as an array that the callback no longer holds."""
+        place = f"{self.name}: row for context {context}"
+        # Of these numpy would take the numbers and drop what they mean: a mask, a unit, a truth value.
+        if isinstance(row, np.ndarray) and type(row) not in (np.ndarray, np.memmap):
+            raise MalformedAnswerError(
+                f"{place} is a {type(row).__name__}: give a plain array, "
+                + (
+                    "with a probability where it is masked"
+                    if np.ma.isMA(row)
+                    else "np.asarray(row)"
+                )
+            )
+        if isinstance(row, list | tuple):
+            strange = next((n for n, entry in enumerate(row) if _is_strange(entry)), None)
+            if strange is not None:
+                raise MalformedAnswerError(f"{place}: entry {strange} is {described(row[strange])}")
         try:
             return np.array(row)
-        except ValueError as error:
+        except Exception as error:  # whatever the library of the row raises for what it cannot copy
             raise MalformedAnswerError(
-                f"{self.name}: row for context {context} is not an array: {error}"
+                f"{place} is not an array: {shortened(str(error))}"
             ) from error
 
     def _match(self, queries: list[Query], answers: Any) -> list[np.ndarray]:
@@ -279,7 +315,21 @@ class Provider:
             raise NotADistributionError(
                 f"{place}: mass is {mass}, not 1 within {MASS_TOLERANCE[dtype]}"
             )
-        return exact.astype(np.float32)
+        # A row that float32 rounded from one of mass 1 has a mass within 2^-24 of it: it stays.
+        return _single(exact if abs(mass - 1) <= 2**-23 else exact / mass)
+
+
+def _single(row: np.ndarray) -> np.ndarray:
+    """Round a row to float32; what would be denormal is 0, as it is to a processor that flushes."""
+    with np.errstate(under="ignore"):
+        single = row.astype(np.float32)
+    return np.where(single < np.finfo(np.float32).tiny, np.float32(0), single)
+
+
+def _is_strange(entry: Any) -> bool:
+    """Whether numpy would take an entry of a list for a number that it is not."""
+    is_other_array = isinstance(entry, np.ndarray) and type(entry) is not np.ndarray
+    return isinstance(entry, bool | np.bool_) or is_other_array
 
 
 def audit_provider(

@@ -71,8 +71,8 @@ def test_the_plain_loop_is_measured_if_asked_for_in_several_pairs_with_their_spr
         (["--temperature", "-1"], "--temperature is -1.0"),
         (["--temperature", "nan"], "--temperature is nan"),
         (["--temperature", "1e39"], "--temperature is 1e\\+39"),
-        (["--temperature", "1e-300"], "--temperature is 1e-300: 0 in float32"),
-        (["--temperature", "1e-39"], "--temperature is 1e-39: 0 in float32"),
+        (["--temperature", "1e-300"], "--temperature is 1e-300: counts as 0 in float32"),
+        (["--temperature", "1e-39"], "--temperature is 1e-39: counts as 0 in float32"),
         (["--top-k", "-2"], "--top-k is -2: must be at least 1, or 0 or -1 to keep all"),
         (["--top-p", "0"], "--top-p is 0.0"),
         (["--top-p", "1e-300"], "--top-p is 1e-300: must be above 0"),
@@ -342,8 +342,8 @@ def test_a_prompt_may_come_from_a_file_or_standard_input(content, prompt, monkey
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "No such file or directory"),
-        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: None, "there is no such file"),
+        (lambda path: path.mkdir(), "it is a folder"),
         (lambda path: path.write_bytes(b"a\xff"), "can't decode byte 0xff"),
         (lambda path: path.write_bytes(b"\n"), "is empty"),
     ],

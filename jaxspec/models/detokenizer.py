@@ -19,8 +19,12 @@ _LONGEST = 64
 _UNFINISHED = re.compile("\ufffd{1,3}\\Z")
 """A character of UTF-8 is at most 4 bytes: decoders show the first 1 to 3 of them in up to 3 signs."""
 
-_CLEANED = re.compile(r" (?:'|n'?|'[vr])?\Z")
-"""The beginnings of " .", " ' ", " n't", " 've" and their like, whose space a clean-up takes away."""
+_CLEANED = re.compile(r"(?: {1,2}(?:n? {0,2}'?|'[vr])| {0,2}')\Z")
+"""The beginnings of " .", " ' ", " n't", " 've" and their like, whose spaces a clean-up takes away.
+
+One after the other: "do n ' t" loses those around the quote first, and then the one before the n;
+"a ' ," first loses the one before the comma, and then keeps the one before the quote.
+"""
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 """How vocabularies spell a token that is one byte of a character without a token."""
@@ -41,7 +45,9 @@ class Detokenizer:
     that ends inside of a character, a decoder with rules of its own), the next piece begins at the
     first character that differs: nothing new is lost, and the changed part is there twice.
 
-    The cost of a token is that of decoding a few tokens, however long the text is.
+    The cost of a token is that of decoding a few tokens, 64 at most, however long the text is. What
+    depends on tokens further back than that (a clean-up of dozens of quotes and spaces by turns) may
+    come out as if these were not there.
 
     >>> from jaxspec.models import CharacterTokenizer
     >>> detokenizer = Detokenizer(CharacterTokenizer("abc"), prompt=[0])

@@ -152,6 +152,20 @@ def test_real_text_joins_too_however_it_is_cut_into_prompt_and_pushes(name):
         assert head + "".join(map(detokenizer.push, parts)) + detokenizer.flush() == text
 
 
+def test_a_clean_up_in_several_steps_joins_too():
+    tokenizer = TOKENIZERS["spaces cleaned up"]()
+    for text in (
+        "a n ' t.",
+        "a   ' m a",
+        "a  ' ve",
+        "a n  't , n't",
+        "a ' '  ' mm 'm",
+        "a '  ' , 's",
+    ):
+        tokens = tokenizer.encode(text)
+        assert "".join(pieces_of(tokenizer, [], tokens)) == tokenizer.decode(tokens)
+
+
 def test_a_piece_is_there_as_soon_as_no_later_token_can_change_it():
     characters = TOKENIZERS["characters"]()
     assert pieces_of(characters, [], characters.encode("a bé a")) == [*"a bé a", ""]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxspec.checks import MASS_TOLERANCE, RowError, assert_kind, assert_whole, described
-from jaxspec.records import shortened
+from jaxspec.records import shortened, shown
 from jaxspec.typed import Token
 
 Context: TypeAlias = tuple[Token, ...]
@@ -173,13 +173,22 @@ class Provider:
         >>> Provider(name="coin", vocab=2, ask=len).check_context(np.array([0, 1, 1]))
         (0, 1, 1)
         """
-        tokens = np.asarray(context)
+        wanted = f"{self.name}: a context is a sequence of token ids"
+        if _is_other_array(context):
+            raise ValueError(f"{wanted} or a plain array of them, not {described(context)}")
+        strange = _strange_entry(context)
+        if strange is not None:
+            raise ValueError(f"{wanted}: entry {strange} is {described(context[strange])}")
+        try:
+            tokens = np.asarray(context)
+        except Exception as error:  # whatever the library of the context raises
+            raise ValueError(f"{wanted}: {shortened(str(error))}") from error
         if tokens.shape == (0,):
             raise ValueError(
                 f"{self.name}: the context is empty; it holds at least the root's token"
             )
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(f"{self.name}: a context is a sequence of token ids, not {context!r}")
+            raise ValueError(f"{wanted}, not {shown(context)}")
         bad = np.flatnonzero((tokens < 0) | (tokens >= self.vocab))
         if bad.size:
             raise ValueError(
@@ -218,7 +227,7 @@ class Provider:
         """Take a row as an array that the callback no longer holds."""
         place = f"{self.name}: row for context {context}"
         # Of these numpy would take the numbers and drop what they mean: a mask, a unit, a truth value.
-        if isinstance(row, np.ndarray) and type(row) not in (np.ndarray, np.memmap):
+        if _is_other_array(row):
             raise MalformedAnswerError(
                 f"{place} is a {type(row).__name__}: give a plain array, "
                 + (
@@ -227,10 +236,9 @@ class Provider:
                     else "np.asarray(row)"
                 )
             )
-        if isinstance(row, list | tuple):
-            strange = next((n for n, entry in enumerate(row) if _is_strange(entry)), None)
-            if strange is not None:
-                raise MalformedAnswerError(f"{place}: entry {strange} is {described(row[strange])}")
+        strange = _strange_entry(row)
+        if strange is not None:
+            raise MalformedAnswerError(f"{place}: entry {strange} is {described(row[strange])}")
         try:
             return np.array(row)
         except Exception as error:  # whatever the library of the row raises for what it cannot copy
@@ -295,7 +303,8 @@ class Provider:
             raise RowWidthError(f"{place} has shape {values.shape}, wanted ({self.vocab},)")
         dtype = values.dtype.name
         if dtype not in MASS_TOLERANCE:
-            raise NotADistributionError(f"{place} has dtype {dtype}, wanted a float type")
+            wanted = f"wanted a float type: {', '.join(MASS_TOLERANCE)}"
+            raise NotADistributionError(f"{place} has dtype {dtype}, {wanted}")
         exact = values.astype(np.float64)
         if self.transform is not None:
             bad = np.flatnonzero(np.isnan(exact) | (exact == np.inf))
@@ -326,10 +335,18 @@ def _single(row: np.ndarray) -> np.ndarray:
     return np.where(single < np.finfo(np.float32).tiny, np.float32(0), single)
 
 
-def _is_strange(entry: Any) -> bool:
-    """Whether numpy would take an entry of a list for a number that it is not."""
-    is_other_array = isinstance(entry, np.ndarray) and type(entry) is not np.ndarray
-    return isinstance(entry, bool | np.bool_) or is_other_array
+def _is_other_array(values: Any) -> bool:
+    """Whether values are an array of a kind whose numbers are not all that it says."""
+    return isinstance(values, np.ndarray) and type(values) not in (np.ndarray, np.memmap)
+
+
+def _strange_entry(values: Any) -> int | None:
+    """Return the first entry of a list that numpy would take for a number that it is not."""
+    if not isinstance(values, list | tuple):
+        return None
+    kinds = (bool, np.bool_)
+    found = (n for n, each in enumerate(values) if isinstance(each, kinds) or _is_other_array(each))
+    return next(found, None)
 
 
 def audit_provider(

@@ -22,8 +22,8 @@ from jaxspec.records import RecordError, StoredArray, shortened, shown
 
 T = TypeVar("T")
 
-MOST_TOKENS = 1 << 24
-"""Tokens of one text that is stored as an array, and entries of a vocabulary."""
+MOST_TOKENS = 1 << 22
+"""Tokens of one text that is stored as an array."""
 
 
 @dataclasses.dataclass(frozen=True)

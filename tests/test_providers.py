@@ -215,6 +215,11 @@ BAD_ROWS = {
     "truth values": (np.array([False, True, False]), NotADistributionError, "has dtype bool"),
     "a truth value": ([True, 0.0, 0.0], MalformedAnswerError, "entry 0 is True, of type bool"),
     "complex": (np.array([1, 0, 0], complex), NotADistributionError, "has dtype complex128"),
+    "long floats": (
+        np.array([1, 0, 0], np.longdouble),
+        NotADistributionError,
+        "wanted a float type: float64",
+    ),
     "objects": (np.array([1, 0.0, 0.0], object), NotADistributionError, "has dtype object"),
     "fields": (np.zeros(3, [("p", "f4")]), NotADistributionError, "wanted a float type"),
     "no copy": (Reluctant(), MalformedAnswerError, "is not an array: call detach"),
@@ -433,6 +438,11 @@ def test_a_context_comes_back_as_plain_integers() -> None:
         ((0.0, 1.0), "sequence of token ids"),
         ([[0, 1]], "sequence of token ids"),
         ("abc", "sequence of token ids"),
+        ([True, 0], "entry 0 is True, of type bool"),
+        (np.ma.masked_array([0, 1], mask=[0, 1]), "plain array of them, not of type MaskedArray"),
+        ([[0], [0, 1]], "sequence of token ids: .*inhomogeneous"),
+        ([0, None], r"sequence of token ids, not \[0, None\]"),
+        ([2**70], "sequence of token ids"),
     ],
 )
 def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:

@@ -225,7 +225,7 @@ class Provider:
 
     def _copy(self, row: Any, context: Context | None) -> np.ndarray:
         """Take a row as an array that the callback no longer holds."""
-        place = f"{self.name}: row for context {context}"
+        place = f"{self.name}: row for context {_shown_context(context)}"
         # Of these numpy would take the numbers and drop what they mean: a mask, a unit, a truth value.
         if _is_other_array(row):
             raise MalformedAnswerError(
@@ -248,9 +248,8 @@ class Provider:
 
     def _match(self, queries: list[Query], answers: Any) -> list[np.ndarray]:
         """Hold the ids of a batch of answers against those of its queries."""
-        asked = (
-            f"asked were ids 0 to {len(queries) - 1}, the first for context {queries[0].context}"
-        )
+        first = _shown_context(queries[0].context)
+        asked = f"asked were ids 0 to {len(queries) - 1}, the first for context {first}"
         if not hasattr(answers, "__iter__"):
             raise MalformedAnswerError(
                 f"{self.name}: the batch callback gave back a {type(answers).__name__}, wanted a "
@@ -280,25 +279,27 @@ class Provider:
                 )
             if answer_id in seen:
                 raise ExtraRowError(
-                    f"{self.name}: two rows for id {answer_id}, context {contexts[answer_id]}"
+                    f"{self.name}: two rows for id {answer_id}, context "
+                    f"{_shown_context(contexts[answer_id])}"
                 )
             seen.add(answer_id)
         for query in queries:
             if query.id not in seen:
                 raise MissingRowError(
-                    f"{self.name}: no row for id {query.id}, context {query.context}"
+                    f"{self.name}: no row for id {query.id}, context "
+                    f"{_shown_context(query.context)}"
                 )
         for place, (query, answer_id) in enumerate(zip(queries, ids, strict=True)):
             if query.id != answer_id:
                 raise ReorderedRowError(
                     f"{self.name}: answer {place} is for id {answer_id}, wanted id {query.id}, "
-                    f"context {query.context}; give rows back in the order asked"
+                    f"context {_shown_context(query.context)}; give rows back in the order asked"
                 )
         return rows
 
     def _check(self, context: Context, values: np.ndarray) -> np.ndarray:
         """Check one row, in the precision it came in, and turn it into float32 probabilities."""
-        place = f"{self.name}: row for context {context}"
+        place = f"{self.name}: row for context {_shown_context(context)}"
         if values.shape != (self.vocab,):
             raise RowWidthError(f"{place} has shape {values.shape}, wanted ({self.vocab},)")
         dtype = values.dtype.name
@@ -326,6 +327,13 @@ class Provider:
             )
         # A row that float32 rounded from one of mass 1 has a mass within 2^-24 of it: it stays.
         return _single(exact if abs(mass - 1) <= 2**-23 else exact / mass)
+
+
+def _shown_context(context: Context | None) -> str:
+    """Return a context as it is shown in an error: of a long one its length and its end."""
+    if context is None or len(context) <= 16:
+        return f"{context}"
+    return f"of {len(context)} tokens that ends in {context[-8:]}"
 
 
 def _single(row: np.ndarray) -> np.ndarray:
@@ -390,6 +398,6 @@ def audit_provider(
             if differs.size:
                 entry = int(differs[0])
                 raise ImpureProviderError(
-                    f"{provider.name}: asked again for context {contexts[index]}, entry {entry} is "
-                    f"{again[0][entry]}, was {first[index][entry]}"
+                    f"{provider.name}: asked again for context {_shown_context(contexts[index])}, "
+                    f"entry {entry} is {again[0][entry]}, was {first[index][entry]}"
                 )

@@ -236,6 +236,13 @@ def test_a_bad_row_is_named_with_its_context_and_value(fault: str) -> None:
         single(row).rows(CONTEXTS)
 
 
+def test_a_long_context_is_shown_by_its_end() -> None:
+    long = (*[0] * 50_000, *range(1, 9))
+    with pytest.raises(RowWidthError, match=r"of 50008 tokens that ends in \(1, .* 8\)") as caught:
+        single([0.5, 0.5]).rows([long])
+    assert len(str(caught.value)) < 200
+
+
 def test_every_kind_of_bad_answer_has_an_error_of_its_own() -> None:
     errors = {error for _, error, _ in BAD_ROWS.values()}
     errors |= {ExtraRowError, MissingRowError, ReorderedRowError, ImpureProviderError}

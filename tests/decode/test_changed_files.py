@@ -66,7 +66,7 @@ def changed(content: Any, chance: random.Random) -> Any:
         elif kind < 0.6 and type(old) in (int, float):
             at[last] = old + chance.choice((-1, 1, 0.5, 1000))
         else:
-            at[last] = chance.choice(VALUES)
+            at[last] = json.loads(json.dumps(chance.choice(VALUES)))
     return content
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import records, typed
-from jaxspec.checks import DrawError, TreeError
+from jaxspec.checks import DrawError, TreeError, assert_kind
 from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
 from jaxspec.proposals import Proposal, assert_proposal, propose
 from jaxspec.records import StoredArray, shown
@@ -110,8 +110,18 @@ def replay_round(
       (int32 [N] the candidates, -1 for the root and padding; the verdict).
 
     Raises:
-      DrawError: other draft draws were given, and they lead to other candidates.
+      DrawError: other draft draws were given, and they lead to other candidates; or the draws are
+        for another number of nodes.
+      ValueError: the draws are no `RoundDraws`.
     """
+    if draws is not None:
+        assert_kind("draws", draws, RoundDraws, "RoundDraws, as round_draws makes them")
+        nodes, given = record.proposal.tree.max_nodes, draws.verify.accept.shape
+        if given != (nodes,) or draws.draft.shape != (nodes, 2):
+            raise DrawError(
+                f"draws are of shapes {draws.draft.shape} and {given}: the record's tree has room for "
+                f"{nodes} nodes, which need {(nodes, 2)} and {(nodes,)}"
+            )
     used = record.draws if draws is None else draws
     drafted = _draft_again(record, used)
     if draws is not None and not np.array_equal(drafted, _drafted(record)):

@@ -136,10 +136,10 @@ def save_some_runs(file: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("form", "save", "use", "count"),
     [
-        ("json", save_some_state, resume, 80),
-        ("json", save_some_rounds, replay, 120),
-        ("npz", save_some_rounds, replay, 120),
-        ("json", save_some_runs, report, 80),
+        ("json", save_some_state, resume, 40),
+        ("json", save_some_rounds, replay, 60),
+        ("npz", save_some_rounds, replay, 60),
+        ("json", save_some_runs, report, 40),
     ],
 )
 def test_a_changed_file_is_refused_by_file_and_field_or_can_be_used(

@@ -248,7 +248,7 @@ def test_draws_of_another_kind_or_for_another_tree_are_refused() -> None:
         replay_round(record, round_draws(jax.random.key(0), 9))
     other: Any
     for other in (record.draws.verify, jax.random.key(0), 3):
-        with pytest.raises(ValueError, match="draws is .*: must be RoundDraws"):
+        with pytest.raises(ValueError, match=r"draws is .*: must be RoundDraws"):
             replay_round(record, other)
 
 

@@ -116,7 +116,8 @@ def make_parser() -> argparse.ArgumentParser:
         "no text of target probability 0 comes out, no input was flagged, replays agree with every "
         "cell of the law, and the mean number of accepted tokens is the known one where one is "
         "known.",
-        epilog="exit status: 0 if every rule is proved, 1 if not, 2 for bad arguments",
+        epilog="exit status: 0 if every rule is proved, 1 if not, 2 for bad arguments or output "
+        "that cannot be written",
     )
     audit.add_argument("--json", action="store_true", help="print the report as one JSON object")
     audit.set_defaults(run=run_audit, parser=audit)
@@ -128,7 +129,7 @@ def make_parser() -> argparse.ArgumentParser:
         "models, its acceptance, and a test of whether the first two tokens have the law of plain "
         "decoding. The texts themselves need not agree: the decoders use different draws.",
         epilog="exit status: 0 if no law differs, 1 if one does (by chance, at level 0.001 for each "
-        "decoder, or in earnest), 2 for bad arguments",
+        "decoder, or in earnest), 2 for bad arguments or output that cannot be written",
     )
     compare.add_arguments(compare_texts)
     compare_texts.set_defaults(run=lambda args, rest: compare.main(args), parser=compare_texts)
@@ -150,7 +151,7 @@ def make_parser() -> argparse.ArgumentParser:
         "`jaxspec.decode.save_rounds` wrote: draw the candidates again from the draft's draws, "
         "derive each verdict again, and say which round differs.",
         epilog="exit status: 0 if every round is as recorded, 1 if one differs, 2 if the file cannot "
-        "be read or is no record of rounds",
+        "be read or is no record of rounds, or output cannot be written",
     )
     replay.add_argument("file", metavar="FILE", help="a .json or .npz file of rounds")
     replay.set_defaults(run=run_replay, parser=replay)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxspec.checks import MASS_TOLERANCE, RowError, assert_kind, assert_whole, described
-from jaxspec.records import shortened
+from jaxspec.records import shortened, shown
 from jaxspec.typed import Token
 
 Context: TypeAlias = tuple[Token, ...]
@@ -173,13 +173,22 @@ class Provider:
         >>> Provider(name="coin", vocab=2, ask=len).check_context(np.array([0, 1, 1]))
         (0, 1, 1)
         """
-        tokens = np.asarray(context)
+        wanted = f"{self.name}: a context is a sequence of token ids"
+        if _is_other_array(context):
+            raise ValueError(f"{wanted} or a plain array of them, not {described(context)}")
+        strange = _strange_entry(context)
+        if strange is not None:
+            raise ValueError(f"{wanted}: entry {strange} is {described(context[strange])}")
+        try:
+            tokens = np.asarray(context)
+        except Exception as error:  # whatever the library of the context raises
+            raise ValueError(f"{wanted}: {shortened(str(error))}") from error
         if tokens.shape == (0,):
             raise ValueError(
                 f"{self.name}: the context is empty; it holds at least the root's token"
             )
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(f"{self.name}: a context is a sequence of token ids, not {context!r}")
+            raise ValueError(f"{wanted}, not {shown(context)}")
         bad = np.flatnonzero((tokens < 0) | (tokens >= self.vocab))
         if bad.size:
             raise ValueError(
@@ -216,9 +225,9 @@ class Provider:
 
     def _copy(self, row: Any, context: Context | None) -> np.ndarray:
         """Take a row as an array that the callback no longer holds."""
-        place = f"{self.name}: row for context {context}"
+        place = f"{self.name}: row for context {_shown_context(context)}"
         # Of these numpy would take the numbers and drop what they mean: a mask, a unit, a truth value.
-        if isinstance(row, np.ndarray) and type(row) not in (np.ndarray, np.memmap):
+        if _is_other_array(row):
             raise MalformedAnswerError(
                 f"{place} is a {type(row).__name__}: give a plain array, "
                 + (
@@ -227,10 +236,9 @@ class Provider:
                     else "np.asarray(row)"
                 )
             )
-        if isinstance(row, list | tuple):
-            strange = next((n for n, entry in enumerate(row) if _is_strange(entry)), None)
-            if strange is not None:
-                raise MalformedAnswerError(f"{place}: entry {strange} is {described(row[strange])}")
+        strange = _strange_entry(row)
+        if strange is not None:
+            raise MalformedAnswerError(f"{place}: entry {strange} is {described(row[strange])}")
         try:
             return np.array(row)
         except Exception as error:  # whatever the library of the row raises for what it cannot copy
@@ -240,9 +248,8 @@ class Provider:
 
     def _match(self, queries: list[Query], answers: Any) -> list[np.ndarray]:
         """Hold the ids of a batch of answers against those of its queries."""
-        asked = (
-            f"asked were ids 0 to {len(queries) - 1}, the first for context {queries[0].context}"
-        )
+        first = _shown_context(queries[0].context)
+        asked = f"asked were ids 0 to {len(queries) - 1}, the first for context {first}"
         if not hasattr(answers, "__iter__"):
             raise MalformedAnswerError(
                 f"{self.name}: the batch callback gave back a {type(answers).__name__}, wanted a "
@@ -272,30 +279,33 @@ class Provider:
                 )
             if answer_id in seen:
                 raise ExtraRowError(
-                    f"{self.name}: two rows for id {answer_id}, context {contexts[answer_id]}"
+                    f"{self.name}: two rows for id {answer_id}, context "
+                    f"{_shown_context(contexts[answer_id])}"
                 )
             seen.add(answer_id)
         for query in queries:
             if query.id not in seen:
                 raise MissingRowError(
-                    f"{self.name}: no row for id {query.id}, context {query.context}"
+                    f"{self.name}: no row for id {query.id}, context "
+                    f"{_shown_context(query.context)}"
                 )
         for place, (query, answer_id) in enumerate(zip(queries, ids, strict=True)):
             if query.id != answer_id:
                 raise ReorderedRowError(
                     f"{self.name}: answer {place} is for id {answer_id}, wanted id {query.id}, "
-                    f"context {query.context}; give rows back in the order asked"
+                    f"context {_shown_context(query.context)}; give rows back in the order asked"
                 )
         return rows
 
     def _check(self, context: Context, values: np.ndarray) -> np.ndarray:
         """Check one row, in the precision it came in, and turn it into float32 probabilities."""
-        place = f"{self.name}: row for context {context}"
+        place = f"{self.name}: row for context {_shown_context(context)}"
         if values.shape != (self.vocab,):
             raise RowWidthError(f"{place} has shape {values.shape}, wanted ({self.vocab},)")
         dtype = values.dtype.name
         if dtype not in MASS_TOLERANCE:
-            raise NotADistributionError(f"{place} has dtype {dtype}, wanted a float type")
+            wanted = f"wanted a float type: {', '.join(MASS_TOLERANCE)}"
+            raise NotADistributionError(f"{place} has dtype {dtype}, {wanted}")
         exact = values.astype(np.float64)
         if self.transform is not None:
             bad = np.flatnonzero(np.isnan(exact) | (exact == np.inf))
@@ -319,6 +329,13 @@ class Provider:
         return _single(exact if abs(mass - 1) <= 2**-23 else exact / mass)
 
 
+def _shown_context(context: Context | None) -> str:
+    """Return a context as it is shown in an error: of a long one its length and its end."""
+    if context is None or len(context) <= 16:
+        return f"{context}"
+    return f"of {len(context)} tokens that ends in {context[-8:]}"
+
+
 def _single(row: np.ndarray) -> np.ndarray:
     """Round a row to float32; what would be denormal is 0, as it is to a processor that flushes."""
     with np.errstate(under="ignore"):
@@ -326,10 +343,18 @@ def _single(row: np.ndarray) -> np.ndarray:
     return np.where(single < np.finfo(np.float32).tiny, np.float32(0), single)
 
 
-def _is_strange(entry: Any) -> bool:
-    """Whether numpy would take an entry of a list for a number that it is not."""
-    is_other_array = isinstance(entry, np.ndarray) and type(entry) is not np.ndarray
-    return isinstance(entry, bool | np.bool_) or is_other_array
+def _is_other_array(values: Any) -> bool:
+    """Whether values are an array of a kind whose numbers are not all that it says."""
+    return isinstance(values, np.ndarray) and type(values) not in (np.ndarray, np.memmap)
+
+
+def _strange_entry(values: Any) -> int | None:
+    """Return the first entry of a list that numpy would take for a number that it is not."""
+    if not isinstance(values, list | tuple):
+        return None
+    kinds = (bool, np.bool_)
+    found = (n for n, each in enumerate(values) if isinstance(each, kinds) or _is_other_array(each))
+    return next(found, None)
 
 
 def audit_provider(
@@ -373,6 +398,6 @@ def audit_provider(
             if differs.size:
                 entry = int(differs[0])
                 raise ImpureProviderError(
-                    f"{provider.name}: asked again for context {contexts[index]}, entry {entry} is "
-                    f"{again[0][entry]}, was {first[index][entry]}"
+                    f"{provider.name}: asked again for context {_shown_context(contexts[index])}, "
+                    f"entry {entry} is {again[0][entry]}, was {first[index][entry]}"
                 )

@@ -44,7 +44,7 @@ MOST_DIGITS = 4000
 """Decimal digits of an integer; Python itself reads no more than 4300."""
 
 _HEADER = "header"
-_HEADER_GROWTH = 100
+_HEADER_GROWTH = 300
 _HEADER_FLOOR = 1 << 20
 _DTYPES = frozenset(
     ["bool", "float16", "float32", "float64"]
@@ -228,7 +228,8 @@ def _open_npz(raw: bytes, path: str) -> tuple[dict[str, StoredArray], bytes]:
         raise ValueError(f"{_HEADER!r} is missing")
     header = arrays.pop(_HEADER)
     size = math.prod(header.shape)
-    # Text of a record shrinks to a tenth at best: what grows a hundredfold is there for its size.
+    # Text of records shrinks to a hundredth at best (a state of many equal rounds), and numbers made
+    # of it take tens of times its memory: what grows more than that is there for its size.
     if header.dtype != "uint8" or size > _HEADER_FLOOR + _HEADER_GROWTH * len(raw):
         raise ValueError(f"its header is {size} numbers of type {header.dtype}")
     return arrays, header.read().tobytes()

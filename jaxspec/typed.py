@@ -22,8 +22,8 @@ from jaxspec.records import RecordError, StoredArray, shortened, shown
 
 T = TypeVar("T")
 
-MOST_TOKENS = 1 << 24
-"""Tokens of one text that is stored as an array, and entries of a vocabulary."""
+MOST_TOKENS = 1 << 22
+"""Tokens of one text that is stored as an array."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +142,8 @@ def read(kind: Any, value: Any, place: Place) -> Any:
       RecordError: it is something else.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        return _integer(value, arguments[1], place)
-    if kind is int:
-        return _integer(value, COUNT, place)
+    if (within := _range_of(kind)) is not None:
+        return _integer(value, within, place)
     if kind is float:
         if type(value) not in (int, float):
             raise place.wrong(value, "a number")
@@ -183,6 +181,22 @@ def _integer(value: Any, within: Range, place: Place) -> int:
     return value
 
 
+def _range_of(kind: Any) -> Range | None:
+    """Return the integers that an annotation allows; None if it is not one of integers."""
+    if typing.get_origin(kind) is Annotated:
+        return typing.get_args(kind)[1]
+    return COUNT if kind is int else None
+
+
+def _integers_of(values: list[Any], within: Range, place: Place) -> tuple[int, ...]:
+    """Return a list of integers as a tuple; a text may have millions."""
+    least, most = within.least, within.most
+    for index, value in enumerate(values):
+        if type(value) is not int or not least <= value <= most:
+            raise place.item(index).wrong(value, within.words)
+    return tuple(values)
+
+
 def _tuple(kinds: Sequence[Any], value: Any, place: Place) -> tuple[Any, ...]:
     if isinstance(value, StoredArray):
         if len(value.shape) != 1 or value.shape[0] > MOST_TOKENS:
@@ -191,6 +205,8 @@ def _tuple(kinds: Sequence[Any], value: Any, place: Place) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise place.wrong(value, "a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
+        if (within := _range_of(kinds[0])) is not None:
+            return _integers_of(value, within, place)
         kinds = [kinds[0]] * len(value)
     if len(value) != len(kinds):
         raise place.error(f"has {len(value)} items, wanted {len(kinds)}")

@@ -215,6 +215,11 @@ BAD_ROWS = {
     "truth values": (np.array([False, True, False]), NotADistributionError, "has dtype bool"),
     "a truth value": ([True, 0.0, 0.0], MalformedAnswerError, "entry 0 is True, of type bool"),
     "complex": (np.array([1, 0, 0], complex), NotADistributionError, "has dtype complex128"),
+    "long floats": (
+        np.array([1, 0, 0], np.longdouble),
+        NotADistributionError,
+        "wanted a float type: float64",
+    ),
     "objects": (np.array([1, 0.0, 0.0], object), NotADistributionError, "has dtype object"),
     "fields": (np.zeros(3, [("p", "f4")]), NotADistributionError, "wanted a float type"),
     "no copy": (Reluctant(), MalformedAnswerError, "is not an array: call detach"),
@@ -229,6 +234,13 @@ def test_a_bad_row_is_named_with_its_context_and_value(fault: str) -> None:
         batched(with_row(6, row)).rows(CONTEXTS)
     with pytest.raises(error, match=rf"single: row for context \(5, 0\).*{message}"):
         single(row).rows(CONTEXTS)
+
+
+def test_a_long_context_is_shown_by_its_end() -> None:
+    long = (*[0] * 50_000, *range(1, 9))
+    with pytest.raises(RowWidthError, match=r"of 50008 tokens that ends in \(1, .* 8\)") as caught:
+        single([0.5, 0.5]).rows([long])
+    assert len(str(caught.value)) < 200
 
 
 def test_every_kind_of_bad_answer_has_an_error_of_its_own() -> None:
@@ -433,6 +445,11 @@ def test_a_context_comes_back_as_plain_integers() -> None:
         ((0.0, 1.0), "sequence of token ids"),
         ([[0, 1]], "sequence of token ids"),
         ("abc", "sequence of token ids"),
+        ([True, 0], "entry 0 is True, of type bool"),
+        (np.ma.masked_array([0, 1], mask=[0, 1]), "plain array of them, not of type MaskedArray"),
+        ([[0], [0, 1]], "sequence of token ids: .*inhomogeneous"),
+        ([0, None], r"sequence of token ids, not \[0, None\]"),
+        ([2**70], "sequence of token ids"),
     ],
 )
 def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:

@@ -387,11 +387,23 @@ def test_an_array_is_not_read_before_it_is_asked_for(tmp_path: Path) -> None:
     assert not array.read().any()
 
 
-def test_a_header_that_grows_a_hundredfold_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_header_that_grows_beyond_that_of_any_record_is_refused_before_it_is_read(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "x.npz"
     zipped(file, [[]] * 10**6)
     assert file.stat().st_size < 20_000
+    tracemalloc.start()
     refused(file, "its header is 4000[0-9]+ numbers of type uint8")
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+
+
+def test_a_long_record_of_equal_parts_is_read_back(tmp_path: Path) -> None:
+    part = {"emitted": 1, "drafted": 0, "tested": [], "target": {"queries": 1, "calls": 1}}
+    content = [{**part, "position": position} for position in range(20_000)]
+    save(tmp_path / "x.npz", "k", content)
+    assert load(tmp_path / "x.npz", "k") == content
 
 
 def test_one_array_for_many_places_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import records, typed
-from jaxspec.checks import DrawError, TreeError
+from jaxspec.checks import DrawError, TreeError, assert_kind
 from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
 from jaxspec.proposals import Proposal, assert_proposal, propose
 from jaxspec.records import StoredArray, shown
@@ -27,10 +27,13 @@ ROUNDS = "rounds"
 """Kind of record that `save_rounds` writes."""
 
 MOST_NODES = 1 << 14
-"""Nodes of a tree, and child slots of a node, in a file of rounds."""
+"""Nodes of a tree, its levels, and child slots of a node, in a file of rounds."""
 
-MOST_DEPTH = 1 << 12
-"""Depth of a tree in a file of rounds."""
+MOST_SLOTS = 1 << 22
+"""Child slots of all nodes of a tree in a file of rounds."""
+
+MOST_VOCAB = 1 << 24
+"""Entries of a row in a file of rounds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,8 +110,18 @@ def replay_round(
       (int32 [N] the candidates, -1 for the root and padding; the verdict).
 
     Raises:
-      DrawError: other draft draws were given, and they lead to other candidates.
+      DrawError: other draft draws were given, and they lead to other candidates; or the draws are
+        for another number of nodes.
+      ValueError: the draws are no `RoundDraws`.
     """
+    if draws is not None:
+        assert_kind("draws", draws, RoundDraws, "RoundDraws, as round_draws makes them")
+        nodes, given = record.proposal.tree.max_nodes, draws.verify.accept.shape
+        if given != (nodes,) or draws.draft.shape != (nodes, 2):
+            raise DrawError(
+                f"draws are of shapes {draws.draft.shape} and {given}: the record's tree has room for "
+                f"{nodes} nodes, which need {(nodes, 2)} and {(nodes,)}"
+            )
     used = record.draws if draws is None else draws
     drafted = _draft_again(record, used)
     if draws is not None and not np.array_equal(drafted, _drafted(record)):
@@ -147,7 +160,19 @@ def differences(rounds: Sequence[RoundRecord]) -> list[Difference]:
 
 
 def save_rounds(path: str | Path, rounds: Sequence[RoundRecord]) -> None:
-    """Save rounds to one file, .json to read it or .npz to keep it small."""
+    """Save rounds to one file, .json to read it or .npz to keep it small.
+
+    Raises:
+      RecordError: a value cannot be stored, or a tree is larger than `load_rounds` takes.
+      OSError: the file cannot be written.
+    """
+    for number, each in enumerate(rounds):
+        shape = each.proposal.tree.children.shape
+        if max(shape) > MOST_NODES or shape[0] * shape[1] > MOST_SLOTS:
+            raise records.RecordError(
+                f"{path}: round {number}: its tree has {shape[0]} nodes of {shape[1]} child slots: at "
+                f"most {MOST_NODES} of each and {MOST_SLOTS} in all can be stored"
+            )
     records.save(path, ROUNDS, [_to_plain(record) for record in rounds])
 
 
@@ -233,7 +258,7 @@ def _round_of(plain: Any, place: Place) -> RoundRecord:
         raise place.error(f"rule {shown(stored.rule)} is none of {', '.join(RULES)}")
     tree_place, rows_place = place.field("tree"), place.field("target_rows")
     nodes, slots, depth = _capacity(_arrays(Tree, stored.tree, tree_place), rule, tree_place)
-    _, vocab = typed.axes_of(stored.target_rows, (MOST_NODES, typed.MOST_TOKENS), rows_place)
+    _, vocab = typed.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), rows_place)
     typed.assert_shape(stored.target_rows, (nodes, vocab), rows_place)
     draws = _draws_of(stored.draws, nodes, place.field("draws"))
     tree = _tree_of(stored.tree, rule, (nodes, slots, depth), vocab, tree_place)
@@ -271,7 +296,11 @@ def _capacity(arrays: dict[str, StoredArray], rule: Rule, place: Place) -> tuple
     most = (nodes, MOST_NODES)
     _, slots = typed.axes_of(arrays["children"], most, place.field("children"))
     typed.assert_shape(arrays["children"], (nodes, slots), place.field("children"))
-    (levels,) = typed.axes_of(arrays["level_sizes"], (MOST_DEPTH + 1,), place.field("level_sizes"))
+    if nodes * slots > MOST_SLOTS:
+        raise place.error(
+            f"has {nodes} nodes of {slots} child slots: more than {MOST_SLOTS} in all"
+        )
+    (levels,) = typed.axes_of(arrays["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
     if rule.is_path and (slots, levels) != (1, nodes):
         raise place.error(
             f"has {nodes} nodes, {slots} child slots and {levels} levels, and rule {rule.name!r} is "

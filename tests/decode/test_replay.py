@@ -242,6 +242,16 @@ def test_other_draft_draws_that_lead_elsewhere_are_refused_and_the_node_named(no
         replay_round(record, draws)
 
 
+def test_draws_of_another_kind_or_for_another_tree_are_refused() -> None:
+    record = rounds_of("path by token")[0]
+    with pytest.raises(js.DrawError, match=r"shapes \(9, 2\) and \(9,\): .* room for 3 nodes"):
+        replay_round(record, round_draws(jax.random.key(0), 9))
+    other: Any
+    for other in (record.draws.verify, jax.random.key(0), 3):
+        with pytest.raises(ValueError, match=r"draws is .*: must be RoundDraws"):
+            replay_round(record, other)
+
+
 def test_draft_draws_of_a_tree_that_nobody_drew_do_not_matter() -> None:
     record = rounds_of("adaptive tree")[0]
     moved = js.RoundDraws(draft=1 - record.draws.draft, verify=record.draws.verify)

@@ -23,8 +23,7 @@ def test_compare_refuses_a_folder_as_a_file_before_any_decode(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"python -m jaxspec compare: error: {option} {place}: it is a folder, and a file is to be "
-        "written there\n"
+        f"python -m jaxspec compare: error: {option} {place}: is a folder, not a file to replace\n"
     )
 
 
@@ -38,10 +37,13 @@ def decoded(monkeypatch):
     return ["compare", "--models", "ngram", "--law-runs", "0", "--prompt", "And"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left"), RecordError("not finite")])
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(28, "No space left"), "No space left"), (RecordError("not finite"), "not finite")],
+)
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_results_are_printed_if_a_file_then_cannot_be_written(
-    form, error, decoded, tmp_path, monkeypatch, capsys
+    form, error, why, decoded, tmp_path, monkeypatch, capsys
 ):
     def fail(*_):
         raise error
@@ -57,7 +59,7 @@ def test_results_are_printed_if_a_file_then_cannot_be_written(
         assert len(json.loads(captured.out)["runs"]) == 4
     else:
         assert "REAL TEXT: 2 characters" in captured.out
-    wanted = f"python -m jaxspec compare: error: --save {save}: not written: {error}\n"
+    wanted = f"python -m jaxspec compare: error: --save {save}: not written: {why}\n"
     assert captured.err == wanted
     assert plotted == [plot]  # one file that fails does not keep the other from being written
 

@@ -11,12 +11,18 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import DrawError, check_all, record
+from jaxspec.checks import (
+    DrawError,
+    assert_array,
+    assert_kind,
+    assert_whole,
+    check_all,
+    record,
+)
 from jaxspec.rows import is_uniform
 
 THREEFRY = "threefry2x32"
@@ -59,17 +65,22 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
     Args:
       key: a request's PRNG key, of any kind; draws are made by threefry from its words.
       num_nodes: N, the root counted; T + 1 for a path of T drafted tokens.
-      position: int32 [], position in the text of the round's root.
+      position: int32 [], position in the text of the round's root, at least 0.
 
     Returns:
       `RoundDraws` for N nodes.
+
+    Raises:
+      ValueError: `key` is not one key, `num_nodes` or `position` is not an integer, or it is out of
+        range and known.
 
     >>> import jax
     >>> draws = round_draws(jax.random.key(0), num_nodes=5, position=17)
     >>> draws.draft.shape, draws.verify.accept.shape, draws.verify.final.shape
     ((5, 2), (5,), (2,))
     """
-    key = jax.random.fold_in(_counter_key(key), position)
+    assert_whole("num_nodes", num_nodes, 1)
+    key = jax.random.fold_in(_counter_key(key), _position_of(position))
     draft_key, accept_key, final_key = jax.random.split(key, 3)
     nodes = jnp.arange(num_nodes, dtype=jnp.int32)
 
@@ -86,14 +97,33 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
     )
 
 
+def _position_of(position: Any) -> jax.Array:
+    """Return a position as uint32; two that are not the same number must not share their draws."""
+    if isinstance(position, jax.core.Tracer):
+        if not jnp.issubdtype(position.dtype, jnp.integer) or position.shape:
+            raise ValueError(f"position is {position}: must be one integer, the root's place")
+        return position.astype(jnp.uint32)
+    given = np.asarray(position)
+    if given.dtype.kind not in "iu" or given.shape or not 0 <= int(given) < 2**32:
+        raise ValueError(f"position is {position!r}: must be one integer from 0 to 2^32 - 1")
+    return jnp.uint32(int(given))
+
+
 def _counter_key(key: jax.Array) -> jax.Array:
     """Return a threefry key made of any key.
 
     Keys of the rbg kinds, the default of some machines, draw for a whole batch from its first key
     under `vmap`: the draws of a request would depend on others, and stand still with them.
     """
+    wanted = "one PRNG key, such as jax.random.key(seed)"
+    assert_kind("key", key, jax.Array | np.ndarray, wanted)
     is_typed = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
-    key = key if is_typed else jax.random.wrap_key_data(key)
+    if key.shape != () if is_typed else (key.ndim != 1 or key.dtype != jnp.uint32):
+        raise ValueError(
+            f"key is of dtype {key.dtype} and shape {list(key.shape)}: must be {wanted}; for a batch, "
+            "map the call with jax.vmap"
+        )
+    key = key if is_typed else jax.random.wrap_key_data(jnp.asarray(key))
     kind = str(jax.random.key_impl(key))
     if kind == THREEFRY:
         return key
@@ -125,7 +155,7 @@ def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
             raise DrawError(f"draws: field {name!r} is missing; the record has {sorted(data)}")
         try:
             given = np.asarray(data[name])
-            if given.dtype.kind in "USb":
+            if given.dtype.kind in "USbcmM":
                 raise TypeError(f"its type is {given.dtype}")
             exact = given.astype(np.float64)
         except (TypeError, ValueError) as error:
@@ -192,7 +222,8 @@ def grid_chunks(sizes: Sequence[int], chunk: int) -> Iterator[np.ndarray]:
 
 def check_draws(draws: Draws) -> None:
     """Check under a trace that every draw is finite and in [0, 1)."""
-    chex.assert_rank([draws.accept, draws.final], 1)
+    assert_array("draws.accept", draws.accept, {"N": None}, jnp.floating)
+    assert_array("draws.final", draws.final, {"2": 2}, jnp.floating)
     message = " {value} is outside [0, 1)"
     check_all(is_uniform(draws.accept), "accept draw of node {i0}:" + message, value=draws.accept)
     check_all(is_uniform(draws.final), "final draw, number {i0}:" + message, value=draws.final)

@@ -15,9 +15,10 @@ from typing import Any, Protocol, TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jaxspec.checks import MASS_TOLERANCE, check_all, record
+from jaxspec.checks import MASS_TOLERANCE, assert_array, check_all, record
 from jaxspec.loops import fori_loop, zeros_like_result
 
 BLOCK = 512
@@ -178,7 +179,7 @@ def row_of(source: RowSource, row: jax.Array) -> jax.Array:
     return stretch(source, row, norm, 0, source.values.shape[1])
 
 
-def dense_rows(rows: RowSource, num_rows: int) -> jax.Array:
+def dense_rows(rows: RowSource | jax.Array, num_rows: int) -> jax.Array:
     """Return the rows of one sequence as probabilities, float32 [num_rows, V].
 
     For a rule of one's own that indexes rows, and for tests. The library's verifiers read single
@@ -193,7 +194,8 @@ def dense_rows(rows: RowSource, num_rows: int) -> jax.Array:
     >>> dense_rows(Logits(values=jnp.zeros((1, 2)), temperature=jnp.float32(1)), 1).tolist()
     [[0.5, 0.5]]
     """
-    source = Probabilities(values=rows) if isinstance(rows, jax.Array) else rows
+    is_array = isinstance(rows, jax.Array | np.ndarray)
+    source = Probabilities(values=jnp.asarray(rows)) if is_array else rows
     return jax.vmap(lambda row: row_of(source, row))(jnp.arange(num_rows, dtype=jnp.int32))
 
 
@@ -327,8 +329,8 @@ def draw_token(pair: jax.Array, row: jax.Array) -> jax.Array:
     >>> int(draw_token(jnp.array([0.0, 0.6]), jnp.array([0.5, 0.0, 0.5])))
     2
     """
-    chex.assert_rank([pair, row], 1)
-    chex.assert_shape(pair, (2,))
+    assert_array("pair", pair, {"2": 2}, jnp.floating)
+    assert_array("row", row, {"V": None}, jnp.floating)
     weights = weights_of(row)
     vocab = row.shape[0]
 

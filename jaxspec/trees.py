@@ -16,6 +16,9 @@ import numpy as np
 from jaxspec.checks import TreeError, assert_array, check_all, record
 from jaxspec.loops import fori_loop
 
+GREATEST = 2**24
+"""Most nodes, child slots or levels that a tree is given room for."""
+
 ROOT = 0
 NONE = -1
 """Padding: the parent of the root, a child slot or node that is not there, a token not emitted."""
@@ -100,6 +103,7 @@ def make_tree(
         raise TreeError(f"node 0 is the root: its parent must be -1, not {parents[0]}")
     children: list[list[int]] = [[] for _ in parents]
     depths = [0] * len(parents)
+    seen: dict[tuple[int, int], int] = {}  # the first child of a parent that holds a token
     for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
         if node == 0:
             if not NONE <= token < 2**31:
@@ -109,16 +113,21 @@ def make_tree(
             raise TreeError(f"node {node}: parent {parent} must be a node before it")
         if not 0 <= token < 2**31:
             raise TreeError(f"node {node}: token {token} must be a non-negative int32")
-        twins = [other for other in children[parent] if tokens[other] == token]
-        if distinct_siblings and twins:
-            raise TreeError(f"nodes {twins[0]} and {node}: siblings with one token, {token}")
+        twin = seen.setdefault((parent, token), node)
+        if distinct_siblings and twin != node:
+            raise TreeError(f"nodes {twin} and {node}: siblings with one token, {token}")
         children[parent].append(node)
         depths[node] = depths[parent] + 1
 
     def capacity(name: str, used: int, wanted: int | None) -> int:
-        if wanted is not None and wanted < used:
+        if wanted is None:
+            return used
+        is_whole = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
+        if not is_whole or wanted > GREATEST:
+            raise TreeError(f"{name} is {wanted!r}: must be an integer, at most {GREATEST}")
+        if wanted < used:
             raise TreeError(f"{name}={wanted} is too small: this tree needs {used}")
-        return used if wanted is None else wanted
+        return int(wanted)
 
     max_nodes = capacity("max_nodes", len(parents), max_nodes)
     max_children = capacity("max_children", max(1, *map(len, children)), max_children)

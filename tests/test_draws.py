@@ -144,3 +144,29 @@ def test_under_vmap_a_request_has_its_own_draws_whatever_the_kind_of_key(kind):
         for name, values in numbers(batch).items():
             assert np.array_equal(values[row], alone[name])
     assert np.unique(np.asarray(batch.verify.accept)).size == 9
+
+
+@pytest.mark.parametrize("position", [1.9, 1.0, True, "3", -1, 2**32, np.array([1, 2]), None])
+def test_a_position_that_is_no_place_in_a_text_is_named_and_shares_no_draws(position) -> None:
+    with pytest.raises(ValueError, match=r"position is .* must be one integer"):
+        js.round_draws(jax.random.key(0), 2, position)
+
+
+def test_a_traced_position_is_an_integer() -> None:
+    with pytest.raises(ValueError, match=r"position is .* must be one integer"):
+        jax.jit(lambda at: js.round_draws(jax.random.key(0), 2, at))(1.9)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [0, None, jax.random.split(jax.random.key(0)), jnp.zeros((3, 2), jnp.uint32), jnp.zeros(2)],
+)
+def test_what_is_not_one_key_is_named(key) -> None:
+    with pytest.raises(ValueError, match=r"key is .*: must be one PRNG key"):
+        js.round_draws(key, 2)
+
+
+def test_a_complex_draw_is_refused_with_its_field() -> None:
+    stored = {"draft": [[0, 0.5]], "accept": [0.25 + 0.5j], "final": [0.0, 0.5]}
+    with pytest.raises(js.DrawError, match="accept is not an array of numbers"):
+        js.draws_from_record(stored)

@@ -9,6 +9,7 @@ slab of rows and the index of the first row that belongs to this sequence, so th
 batch of offsets into one slab.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import MASS_TOLERANCE, assert_array, check_all, record
+from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, record
 from jaxspec.loops import fori_loop, zeros_like_result
 
 BLOCK = 512
@@ -194,8 +195,17 @@ def dense_rows(rows: RowSource | jax.Array, num_rows: int) -> jax.Array:
     >>> dense_rows(Logits(values=jnp.zeros((1, 2)), temperature=jnp.float32(1)), 1).tolist()
     [[0.5, 0.5]]
     """
-    is_array = isinstance(rows, jax.Array | np.ndarray)
-    source = Probabilities(values=jnp.asarray(rows)) if is_array else rows
+    assert_whole("num_rows", num_rows, 0)
+    source: RowSource
+    if isinstance(rows, jax.Array | np.ndarray):
+        source = Probabilities(values=jnp.asarray(rows))
+    else:
+        source = rows
+    return _dense_rows(source, num_rows)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _dense_rows(source: RowSource, num_rows: int) -> jax.Array:
     return jax.vmap(lambda row: row_of(source, row))(jnp.arange(num_rows, dtype=jnp.int32))
 
 

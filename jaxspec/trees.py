@@ -344,6 +344,7 @@ def ancestor_mask(tree: Tree) -> jax.Array:
     return seen
 
 
+@jax.jit
 def node_depths(tree: Tree) -> jax.Array:
     """Return the depth of every node, int32 [N]: 0 for the root, -1 on padding."""
     nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)

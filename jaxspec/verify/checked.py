@@ -46,6 +46,7 @@ def checked(verify: Verifier) -> Callable[..., tuple[checkify.Error, Verdict]]:
         check_draws(draws)
         check_proposal(proposal, target_rows, bonus)
 
+    find = jax.jit(functionalise(check))
     # A partial application may have settled `bonus` already.
     default = getattr(verify, "keywords", {}).get("bonus", False)
 
@@ -54,7 +55,7 @@ def checked(verify: Verifier) -> Callable[..., tuple[checkify.Error, Verdict]]:
     ) -> tuple[checkify.Error, Verdict]:
         bonus = default if bonus is None else bonus
         assert_arguments(draws, proposal, target_rows, bonus)
-        error = functionalise(check)(draws, proposal, target_rows, jnp.asarray(bonus))
+        error = find(draws, proposal, target_rows, jnp.asarray(bonus))
         return error, verify(draws, proposal, target_rows, bonus=bonus)
 
     return verify_and_check

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxspec.checks import MASS_TOLERANCE, RowError
+from jaxspec.checks import MASS_TOLERANCE, RowError, assert_whole
 
 Context: TypeAlias = tuple[int, ...]
 """Token ids of the prompt, the committed tokens and a path, in order."""
@@ -126,6 +126,8 @@ class Provider:
         may fill one buffer again and again.
       is_batched: which of the two `ask` is.
       transform: None if rows are probabilities; `Softmax(temperature)` if they are logits.
+      max_context: most tokens of a context that it can be asked about; None for no limit. A target's
+        texts end there, a draft is asked as long as it can be.
 
     >>> coin = Provider(name="coin", vocab=2, ask=lambda context: [0.25, 0.75])
     >>> rows, usage = coin.rows([(0,), (0, 1)])
@@ -138,11 +140,14 @@ class Provider:
     ask: Callable[[Any], Any]
     is_batched: bool = False
     transform: Softmax | None = None
+    max_context: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an empty vocabulary."""
         if self.vocab < 1:
             raise ValueError(f"provider {self.name!r}: vocab is {self.vocab}, must be at least 1")
+        if self.max_context is not None:
+            assert_whole(f"provider {self.name!r}: max_context", self.max_context, 1)
 
     def check_context(self, context: Sequence[int] | np.ndarray) -> Context:
         """Return a context as a tuple of plain integers, if this model can be asked about it.

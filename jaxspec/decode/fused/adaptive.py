@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.build import Capacity
+from jaxspec.build import Capacity, count_nodes, entropies, likeliest
 from jaxspec.checks import assert_kind, assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, View
@@ -64,7 +63,7 @@ class AdaptiveModelTree:
         """The policy's budget, or all that its greatest widths and depth ask for if that is less."""
         policy = self.policy
         width = min(policy.max_width, self.model.vocab)
-        whole = sum(width**depth for depth in range(policy.max_depth + 1))
+        whole = count_nodes([width] * policy.max_depth)
         return Capacity(min(policy.max_nodes, whole), width, policy.max_depth)
 
     @property
@@ -150,13 +149,7 @@ class AdaptiveModelTree:
 
     def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
         """Follow the policy; see `AdaptiveTreePolicy.next_depth`."""
-        policy = self.policy
-        share = accepted.astype(jnp.float32) / jnp.maximum(proposed, 1).astype(jnp.float32)
-        deeper = jnp.minimum(depth + 1, policy.max_depth)
-        shallower = jnp.maximum(depth - 1, policy.min_depth)
-        kept = jnp.where(share <= policy.shorten_at, shallower, depth)
-        moved = jnp.where(share >= policy.deepen_at, deeper, kept)
-        return jnp.where(proposed == 0, depth, moved)
+        return self.policy.next_depths(depth, accepted, proposed)
 
     def _grow(
         self,
@@ -175,21 +168,17 @@ class AdaptiveModelTree:
         """
         nodes, width = tokens.shape[0], self.capacity.max_children
         law = jax.nn.softmax(logits, axis=-1)
-        best, chosen = lax.top_k(law, width)
-        entropy = jnp.sum(jnp.where(law > 0, -law * jnp.log(jnp.where(law > 0, law, 1.0)), 0.0), -1)
-        share = jnp.clip(entropy / math.log(max(logits.shape[1], 2)), 0.0, 1.0)
-        policy = self.policy
-        more = jnp.floor(share * (policy.max_width - policy.min_width + 1)).astype(jnp.int32)
-        wanted = jnp.minimum(policy.min_width + more, policy.max_width)
+        chosen, is_likely = likeliest(law, width)
+        wanted = self.policy.widths(entropies(law), logits.shape[1])
         at = jnp.arange(nodes, dtype=jnp.int32)
         is_parent = (at < count - first) & (level < depth)
         ranks = jnp.arange(width, dtype=jnp.int32)
-        is_child = is_parent[:, None] & (ranks[None] < wanted[:, None]) & (best > 0)
+        is_child = is_parent[:, None] & (ranks[None] < wanted[:, None]) & is_likely
         places = count + jnp.cumsum(is_child.reshape(-1), dtype=jnp.int32) - 1
         places = jnp.where(is_child.reshape(-1), places, nodes)
         above = jnp.repeat(first + at, width)
         return (
-            tokens.at[places].set(chosen.astype(jnp.int32).reshape(-1), mode="drop"),
+            tokens.at[places].set(chosen.reshape(-1), mode="drop"),
             parents.at[places].set(above, mode="drop"),
             jnp.minimum(count + jnp.sum(is_child, dtype=jnp.int32), nodes),
         )

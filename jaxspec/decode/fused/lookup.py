@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.build import Capacity
-from jaxspec.checks import assert_kind, assert_whole
+from jaxspec.build import MAX_NODES, Capacity, assert_between
+from jaxspec.checks import assert_kind
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
 from jaxspec.decode.fused.each import each_row
@@ -55,11 +55,16 @@ class Lookup(Modelless):
         if not self.lengths:
             raise ValueError("lengths are empty: say how much to draft after a match of how many")
         for match, drafted in self.lengths.items():
-            assert_whole(f"lengths are {dict(self.lengths)}: a match", match, 1)
-            assert_whole(f"lengths are {dict(self.lengths)}: a draft", drafted, 1)
-        assert_whole("matches", self.matches, 1)
+            assert_between(f"lengths are {dict(self.lengths)}: a match", match, 1, MAX_NODES)
+            assert_between(f"lengths are {dict(self.lengths)}: a draft", drafted, 1, MAX_NODES - 1)
+        assert_between("matches", self.matches, 1, MAX_NODES)
         if self.max_nodes is not None:
-            assert_whole("max_nodes, the root counted,", self.max_nodes, 2)
+            assert_between("max_nodes, the root counted,", self.max_nodes, 2)
+        if self.capacity.max_nodes > MAX_NODES:
+            raise ValueError(
+                f"{self.matches} matches of {self.first_depth} tokens: more than {MAX_NODES} nodes, "
+                "the most that a tree may have: give max_nodes"
+            )
 
     @property
     def rule(self) -> Rule:

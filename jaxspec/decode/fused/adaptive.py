@@ -107,8 +107,10 @@ class AdaptiveModelTree:
 
         def grow(state: Any) -> Any:
             level, tokens, parents, first, count, logits, cache = state
+            # The root may be a stop token of the prompt, which stops nothing.
+            is_end = view.is_stop(tokens).at[:, 0].set(False)
             tokens, parents, after = each_row(functools.partial(self._grow, level))(
-                tokens, parents, first, count, logits, view.depth
+                tokens, parents, first, count, logits, view.depth, is_end
             )
 
             def ask(state: Any) -> Any:
@@ -160,8 +162,11 @@ class AdaptiveModelTree:
         count: jax.Array,
         logits: jax.Array,
         depth: jax.Array,
+        is_end: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Add the children of nodes first .. count - 1, whose rows are logits 0, 1, ...
+
+        A node after which nothing comes gets none.
 
         Returns:
           (tokens, parents, how many nodes there are now).
@@ -172,6 +177,7 @@ class AdaptiveModelTree:
         wanted = self.policy.widths(entropies(law), logits.shape[1])
         at = jnp.arange(nodes, dtype=jnp.int32)
         is_parent = (at < count - first) & (level < depth)
+        is_parent &= ~is_end[jnp.minimum(first + at, nodes - 1)]
         ranks = jnp.arange(width, dtype=jnp.int32)
         is_child = is_parent[:, None] & (ranks[None] < wanted[:, None]) & is_likely
         places = count + jnp.cumsum(is_child.reshape(-1), dtype=jnp.int32) - 1

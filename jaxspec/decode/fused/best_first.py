@@ -113,6 +113,7 @@ class BestFirstTree(OfOneDepth):
             depths = jnp.full_like(beam_tokens, level)
             logits, cache = blocks.nodes(params, beam_tokens, depths, seen, cache, view.root, front)
             steps, chosen = best_of(jax.nn.log_softmax(logits), beam)
+            steps = jnp.where(view.is_stop(beam_tokens)[:, :, None], -jnp.inf, steps)
             scores = (beam_scores[:, :, None] + steps).reshape(batch, -1)
             first = beam + beam**2 * (level - 1)
             all_scores.append(scores)

@@ -36,6 +36,8 @@ class View:
       temperature: float32 [B], of the target's rows.
       top_k: int32 [B], of the target's rows.
       top_p: float32 [B], of the target's rows.
+      stop_tokens: int32 [B, K], then -1; None for none. The loop cuts off what is drafted below one:
+        a drafter reads them so as not to spend its nodes there.
     """
 
     tokens: jax.Array  # [B, S]
@@ -45,6 +47,15 @@ class View:
     temperature: jax.Array  # [B]
     top_k: jax.Array  # [B]
     top_p: jax.Array  # [B]
+    stop_tokens: jax.Array | None = None  # [B, K]
+
+    def is_stop(self, tokens: jax.Array) -> jax.Array:
+        """Return which tokens, int32 [B, ...], are stop tokens of their texts."""
+        if self.stop_tokens is None:
+            return jnp.zeros(tokens.shape, bool)
+        flat = tokens.reshape(tokens.shape[0], -1)
+        found = jnp.any(flat[:, :, None] == self.stop_tokens[:, None], axis=2) & (flat >= 0)
+        return found.reshape(tokens.shape)
 
     @property
     def root(self) -> jax.Array:

@@ -316,14 +316,14 @@ class FusedDecoder:
             temperature=state.temperature,
             top_k=state.top_k,
             top_p=state.top_p,
+            stop_tokens=state.stop_tokens,
         )
         draft, draft_cache = self.drafter.propose(
             draft_params, draft_blocks, state.draft_cache, view
         )
         draft = self._within(draft, view, state.stop_tokens)
         tree = draft.proposal.tree
-        is_end = jnp.any(tree.tokens[:, :, None] == state.stop_tokens[:, None], axis=2)
-        is_end = (is_end & (tree.tokens >= 0)).at[:, 0].set(False)
+        is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
         logits, target_cache = self._score(
             blocks, target_params, tree, view, state.target_cache, is_end
         )

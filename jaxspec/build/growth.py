@@ -156,7 +156,8 @@ def checked_widths(widths: Any) -> tuple[Any, ...]:
       ValueError: they are no sequence, or more than a tree has levels.
     """
     wanted = "a sequence of widths, one for each depth, such as (2, 1)"
-    if isinstance(widths, str) or not isinstance(widths, Sequence | np.ndarray):
+    is_array = isinstance(widths, np.ndarray) and widths.ndim == 1
+    if isinstance(widths, str | bytes) or not (is_array or isinstance(widths, Sequence)):
         raise ValueError(f"widths is {described(widths)}: must be {wanted}")
     if len(widths) >= MAX_NODES:
         raise ValueError(f"{len(widths)} widths: a tree has at most {MAX_NODES} nodes")

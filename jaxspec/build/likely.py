@@ -7,6 +7,7 @@ In the shape descriptions V denotes the vocabulary.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,17 +48,18 @@ def best_of(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     )
 
 
-def entropies(law: jax.Array) -> jax.Array:
+def entropies(law: jax.Array, log_vocab: jax.Array | None = None) -> jax.Array:
     """Return the normalised entropy of each row, float32 [...]; see `normalised_entropy`.
 
     Args:
       law: float32 [..., V], probabilities; taken over their sum.
+      log_vocab: float32 [], log V where the rows are padded with zeros; default that of their width.
     """
     total = jnp.sum(law, axis=-1, keepdims=True)
     shares = law / jnp.where(total > 0, total, 1.0)
     is_possible = shares >= jnp.float32(TINY)
     terms = jnp.where(is_possible, -shares * jnp.log(jnp.where(is_possible, shares, 1.0)), 0.0)
-    most = math.log(max(law.shape[-1], 2))
+    most = jnp.float32(math.log(max(law.shape[-1], 2))) if log_vocab is None else log_vocab
     return jnp.clip(jnp.sum(terms, axis=-1) / most, 0.0, 1.0)
 
 
@@ -76,10 +78,30 @@ def normalised_entropy(row: npt.ArrayLike) -> float:
     >>> normalised_entropy([0.5, 0.5, 0.0, 0.0])
     0.5
     """
-    values = np.asarray(row)
+    values = numbers("row", row)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"row has shape {values.shape}: must be one row [V] of probabilities")
-    return float(_entropy(values.astype(np.float32)))
+    # Padded, so that rows of many widths share a few programs.
+    padded = np.zeros(1 << (values.size - 1).bit_length(), np.float32)
+    padded[: values.size] = values
+    return float(_entropy(padded, np.float32(math.log(max(values.size, 2)))))
 
 
 _entropy = jax.jit(entropies)
+
+
+def numbers(name: str, value: Any) -> np.ndarray:
+    """Return an array float64.
+
+    Raises:
+      ValueError: the argument is no array of numbers.
+    """
+    try:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError("it is masked")
+        array = np.asarray(value)
+        if array.dtype.kind in "bcmMOSU":
+            raise TypeError(f"its type is {array.dtype}")
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not an array of numbers: {error}") from error

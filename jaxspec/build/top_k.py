@@ -9,7 +9,6 @@ In the shape descriptions D denotes a depth, V the vocabulary.
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,8 @@ from jaxspec.build.growth import (
     grow,
     make_plan,
 )
-from jaxspec.build.likely import TINY, normalised_entropy
-from jaxspec.checks import RowError
+from jaxspec.build.likely import TINY, normalised_entropy, numbers
+from jaxspec.checks import RowError, assert_kind, assert_whole
 from jaxspec.providers import Context, Provider, Usage
 
 
@@ -74,6 +73,7 @@ def build_top_k(
     >>> drafted.usage
     Usage(queries=3, calls=3)
     """
+    _assert_draft(draft, stop_tokens)
     plan = _fixed_plan(widths, draft.vocab, max_nodes, capacity)
     plan = plan._replace(stop_tokens=frozenset(stop_tokens))
 
@@ -127,6 +127,7 @@ def build_adaptive(
     >>> drafted.tree.parents.tolist(), drafted.entropies.tolist()
     ([-1, 0, 1, 1], [0.0, 1.0, nan, nan])
     """
+    _assert_draft(draft, stop_tokens)
     assert_between("depth", depth, 0, MAX_NODES)
     if not callable(width_of):
         raise ValueError(f"width_of is {width_of!r}: must be a function of a row's entropy")
@@ -176,7 +177,7 @@ def build_from_depth_logits(
     [-1, 1, 2, 0, 0]
     """
     widths = checked_widths(widths)
-    logits = _numbers("depth_logits", depth_logits)
+    logits = numbers("depth_logits", depth_logits)
     if logits.ndim != 2 or len(logits) < len(widths) or logits.shape[1] == 0:
         raise ValueError(
             f"depth_logits has shape {logits.shape}, wanted [D, V] with D at least {len(widths)}"
@@ -222,7 +223,7 @@ def top_k(row: npt.ArrayLike, k: int) -> tuple[int, ...]:
     >>> top_k([0.25, 0.0, 0.5, 0.25], 9)
     (2, 0, 3)
     """
-    exact = _numbers("row", row)
+    exact = numbers("row", row)
     is_count = isinstance(k, int | np.integer) and not isinstance(k, bool)
     if exact.ndim != 1 or not is_count or k < 0:
         raise ValueError(
@@ -232,6 +233,13 @@ def top_k(row: npt.ArrayLike, k: int) -> tuple[int, ...]:
     if bad.size:
         raise RowError(f"entry {bad[0]} of the row is {exact[bad[0]]}")
     return _greatest(exact, exact >= TINY, k)
+
+
+def _assert_draft(draft: Provider, stop_tokens: Collection[int]) -> None:
+    assert_kind("draft", draft, Provider, "a jaxspec.providers.Provider(name, vocab, ask)")
+    assert_kind("stop_tokens", stop_tokens, Collection, "a collection of token ids")
+    for token in stop_tokens:
+        assert_whole("stop_tokens: one of them", token, 0)
 
 
 def _fixed_plan(
@@ -244,21 +252,6 @@ def _fixed_plan(
     ]
     grown = checked[: checked.index(0)] if 0 in checked else checked
     return make_plan(grown, max_nodes, capacity)
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    """Return an array float64.
-
-    Raises:
-      ValueError: the argument is no array of numbers.
-    """
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind in "bcmMOSU":
-            raise TypeError(f"its type is {array.dtype}")
-        return array.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is not an array of numbers: {error}") from error
 
 
 def _greatest(scores: np.ndarray, is_candidate: np.ndarray, k: int) -> tuple[int, ...]:

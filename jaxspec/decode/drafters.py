@@ -6,6 +6,7 @@ runs through one compiled verifier whatever is drafted.
 
 import dataclasses
 import inspect
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -119,8 +120,8 @@ class NoDraft:
         """Raise ValueError for a rule that is not for point masses, or sizes of a drafter."""
         _check_is_for_point_masses(self.rule)
         sizes = (self.max_nodes, self.first_depth, self.draft)
-        if sizes != (1, 0, None):
-            raise ValueError(f"(max_nodes, first_depth, draft) is {sizes}: must be (1, 0, None)")
+        if repr(sizes) != "(1, 0, None)":
+            raise ValueError("max_nodes, first_depth and draft of NoDraft are always 1, 0 and None")
 
     def propose(
         self, context: Context, depth: int, pairs: jax.Array, bounds: Bounds | None = None
@@ -228,13 +229,12 @@ class FixedTree:
     def __post_init__(self) -> None:
         """Raise ValueError for a tree without candidates, or one that is too large."""
         _check_draft(self.draft)
-        assert_kind("widths", self.widths, Sequence, "a sequence of widths, such as (2, 1)")
-        if not self.widths or len(self.widths) >= MAX_NODES:
+        wanted = "a sequence of widths, one for each depth, such as (2, 1)"
+        assert_kind("widths", self.widths, Sequence, wanted)
+        if not 1 <= len(self.widths) < MAX_NODES:
             raise ValueError(
-                f"widths are {len(self.widths)} numbers: must be one width of at least 1 for each "
-                f"depth, and at most {MAX_NODES - 1}"
-                if self.widths
-                else f"widths are {self.widths}: must be one width of at least 1 for each depth"
+                f"widths are {reprlib.repr(self.widths)}: must be from 1 to {MAX_NODES - 1} widths, one "
+                "for each depth"
             )
         for depth, width in enumerate(self.widths):
             assert_between(f"widths are {self.widths}: the one at depth {depth}", width, 1)
@@ -333,6 +333,7 @@ class AdaptiveTree:
     ) -> Draft:
         """Take the most probable tokens after each prefix, as many as its entropy says."""
         del pairs
+        assert_between("depth", depth, 0)
         # What lies deeper than the nodes reach has no room: the capacity is that of both loops.
         built = build_adaptive(
             aligned(self.draft, bounds),

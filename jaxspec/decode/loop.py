@@ -193,6 +193,7 @@ class Decoder:
         if isinstance(self.score, LimitedScorer):
             tree = _narrowed(tree, max(self.score.room_after(len(state.tokens)), 1))
         scores = self.score(self.target, tree, state.tokens, bonus=self.bonus)
+        assert_kind("what score returned", scores, Scores, "a jaxspec.score.Scores(...)")
         if len(scores.rows) == len(tokens) and not is_cut:
             return scores
         rows = np.zeros((len(tokens), self.target.vocab), np.float32)

@@ -140,7 +140,7 @@ class AdaptiveTreePolicy:
         """
         try:
             value = math.nan if isinstance(entropy, bool) else float(entropy)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not 0 <= value <= 1:
             raise ValueError(f"entropy is {entropy!r}: must be a number in [0, 1]")

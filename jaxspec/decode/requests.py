@@ -203,6 +203,7 @@ def stop_ids(stop_tokens: Any, vocab: int, place: str = "") -> list[int]:
 
 def _assert_collection(stop_tokens: Any, place: str = "") -> None:
     is_array = isinstance(stop_tokens, np.ndarray | jax.Array) and stop_tokens.ndim > 0
+    is_array &= not isinstance(stop_tokens, np.ma.MaskedArray)
     is_many = isinstance(stop_tokens, Collection) and not isinstance(
         stop_tokens, str | bytes | Mapping | np.ndarray | jax.Array
     )
@@ -216,6 +217,8 @@ def _array(value: Any) -> np.ndarray:
     NumPy would take these for 1 and 0.
     """
     if isinstance(value, list | tuple) and any(isinstance(x, bool | np.bool_) for x in value):
+        return np.asarray(None)
+    if isinstance(value, np.ma.MaskedArray):  # what is masked is no number
         return np.asarray(None)
     try:
         return np.asarray(value)

@@ -11,7 +11,7 @@ from jaxspec.proposals import (
     WithReplacement,
     sampled_path,
 )
-from jaxspec.rows import Probabilities, draw_token, overlap
+from jaxspec.rows import Probabilities, dense_rows, draw_token, overlap
 from jaxspec.trees import Tree, chain, make_tree
 from jaxspec.verify import (
     RULES,
@@ -49,6 +49,7 @@ __all__ = (
     "__version__",
     "chain",
     "checked",
+    "dense_rows",
     "draw_token",
     "draws_from_record",
     "draws_to_record",

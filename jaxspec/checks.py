@@ -7,7 +7,7 @@ production must survive without an exception is a bit of `Status` in the verdict
 """
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 import chex
@@ -20,6 +20,10 @@ T = TypeVar("T")
 
 MASS_TOLERANCE = {"float64": 1e-5, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 """How far from 1 the mass of a row of probabilities may lie, by the dtype it is stored in."""
+
+
+ABSTRACT = {jnp.floating: "a float dtype", jnp.integer: "an integer dtype"}
+"""Families of dtypes in words."""
 
 
 class TreeError(ValueError):
@@ -75,6 +79,37 @@ def assert_kind(name: str, value: Any, kind: Any, wanted: str) -> None:
     """
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {described(value)}: must be {wanted}")
+
+
+def assert_array(name: str, value: Any, axes: Mapping[str, int | None], dtype: Any) -> None:
+    """Assert the shape and dtype of an array of one sequence.
+
+    Args:
+      name: the argument.
+      value: an array, or a tracer.
+      axes: for each axis its letter and its size; None for any size.
+      dtype: the dtype, or an abstract one such as `jnp.floating`.
+
+    Raises:
+      AssertionError: naming the argument, its shape or dtype, and what is wanted.
+    """
+    wanted = "[" + ", ".join(axes) + "]"
+    shape = list(jnp.shape(value))
+    if len(shape) == len(axes) + 1:
+        raise AssertionError(
+            f"{name} has shape {shape}: one sequence takes {wanted}; for a batch, map the call with "
+            "jax.vmap"
+        )
+    sizes = [
+        given if size is None else size for given, size in zip(shape, axes.values(), strict=False)
+    ]
+    if len(shape) != len(axes) or shape != sizes:
+        known = ", ".join(f"{axis} = {size}" for axis, size in axes.items() if size is not None)
+        known = "" if known in ("", "2 = 2") else f" with {known}"
+        raise AssertionError(f"{name} has shape {shape}: wanted {wanted}{known}")
+    if not jnp.issubdtype(jnp.result_type(value), dtype):
+        wanted = ABSTRACT[dtype] if dtype in ABSTRACT else jnp.dtype(dtype).name
+        raise AssertionError(f"{name} has dtype {jnp.result_type(value)}: wanted {wanted}")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

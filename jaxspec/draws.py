@@ -71,7 +71,7 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
     """
     key = jax.random.fold_in(_counter_key(key), position)
     draft_key, accept_key, final_key = jax.random.split(key, 3)
-    nodes = jnp.arange(num_nodes)
+    nodes = jnp.arange(num_nodes, dtype=jnp.int32)
 
     def at_node(role_key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(role_key, nodes)

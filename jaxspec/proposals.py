@@ -21,9 +21,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import MASS_TOLERANCE, check_all, record
+from jaxspec.checks import MASS_TOLERANCE, assert_array, check_all, record
 from jaxspec.logits import Logits
-from jaxspec.rows import Probabilities, draw_token, positive
+from jaxspec.loops import scan, varying_alike
+from jaxspec.rows import Probabilities, draw_token, positive, weights_of
 from jaxspec.trees import ROOT, Tree, assert_tree, chain, check_tree
 
 Rows: TypeAlias = jax.Array | Probabilities | Logits
@@ -72,7 +73,10 @@ class Remainder:
 
     def remove(self, sibling: jax.Array) -> "Remainder":
         """Remove the token of a sibling from the row."""
-        return replace(self, removed=self.removed | (jnp.arange(self.removed.shape[0]) == sibling))
+        return replace(
+            self,
+            removed=self.removed | (jnp.arange(self.removed.shape[0], dtype=jnp.int32) == sibling),
+        )
 
 
 def whole_row(weight: jax.Array, num_siblings: int) -> Remainder:
@@ -317,14 +321,16 @@ class WithoutReplacement:
           int32 [C], distinct, in the order drawn.
         """
         chex.assert_axis_dimension_gteq(draft_row, 0, pairs.shape[0])
+        pairs, weights = varying_alike((pairs, weights_of(draft_row)))
 
         def step(is_left: jax.Array, pair: jax.Array) -> tuple[jax.Array, jax.Array]:
-            pool = jnp.where(is_left, draft_row.astype(jnp.float32), 0.0)
+            pool = jnp.where(is_left, weights, 0.0)
             uniform = jnp.where(is_left, 1.0, 0.0)
             token = draw_token(pair, jnp.where(jnp.all(pool <= 0), uniform, pool))
-            return is_left & (jnp.arange(is_left.shape[0]) != token), token
+            tokens = jnp.arange(is_left.shape[0], dtype=jnp.int32)
+            return is_left & (tokens != token), token
 
-        return jax.lax.scan(step, jnp.ones(draft_row.shape, bool), pairs)[1]
+        return scan(step, jnp.ones(draft_row.shape, bool), pairs)[1]
 
 
 def sampled_path(
@@ -336,13 +342,17 @@ def sampled_path(
       tokens: int32 [T], each drawn from its draft row.
       draft_rows: [T, V], row t is exactly the law that token t was drawn from: after temperature and
         filters, in the precision that was sampled.
-      num_drafted: int32 [], how many tokens count, 0 to T. Default T.
+      num_drafted: int32 [], how many tokens count, 0 to T. Default T. It may depend on the context and
+        on the tokens that count, the last one's value included: stop after a token for what it is, but
+        never drop a token for what it is (`jaxspec.trees.chain`).
 
     Returns:
       The proposal, with node t + 1 for token t.
 
     Raises:
       AssertionError: tokens are not a vector of integers.
+      TreeError: `num_drafted` is known and outside 0 to T. Under a trace the verifiers set
+        `Status.BAD_TREE` and emit nothing.
 
     >>> import jax.numpy as jnp
     >>> path = sampled_path(jnp.array([1, 0]), jnp.array([[0.5, 0.5], [0.5, 0.5]]))
@@ -377,31 +387,41 @@ def assert_proposal(proposal: Proposal, target_rows: Rows) -> None:
     assert_tree(proposal.tree)
     nodes = proposal.tree.max_nodes
     _assert_rows("target", as_source(target_rows), (nodes,))
-    if proposal.draft_rows is not None:
-        _assert_rows("draft", as_source(proposal.draft_rows), (nodes - 1, nodes))
-        chex.assert_equal(_vocab(proposal.draft_rows), _vocab(target_rows))
+    if proposal.draft_rows is None:
+        return
+    _assert_rows("draft", as_source(proposal.draft_rows), (nodes - 1, nodes))
+    drafted, wanted = _vocab(proposal.draft_rows), _vocab(target_rows)
+    if drafted != wanted:
+        raise AssertionError(
+            f"draft rows have {drafted} entries, target rows {wanted}: give both one vocabulary, with "
+            "probability 0 (logit -inf) for tokens that one of them does not have"
+        )
 
 
 def _assert_rows(name: str, source: Probabilities | Logits, counts: tuple[int, ...]) -> None:
-    chex.assert_rank(source.values, 2)
-    chex.assert_type(source.values, float)
+    assert_array(f"{name} rows", source.values, {"N": None, "V": None}, jnp.floating)
     if source.values.dtype.name not in MASS_TOLERANCE:
         raise AssertionError(
             f"{name} rows: dtype {source.values.dtype.name} is none of {', '.join(MASS_TOLERANCE)}"
         )
-    if source.first is None and source.values.shape[0] not in counts:
+    rows, vocab = source.values.shape
+    if vocab == 0:
+        raise AssertionError(f"{name} rows have no entries: a vocabulary has at least one token")
+    if source.first is None and rows not in counts:
         raise AssertionError(
-            f"{name} rows: {source.values.shape[0]} of them, wanted {' or '.join(map(str, counts))}"
+            f"{name} rows: {rows} of them, wanted {' or '.join(map(str, counts))}"
             " (one for each node, the root's first)"
         )
     if source.first is not None:
-        chex.assert_rank(source.first, 0)
-        chex.assert_type(source.first, int)
+        assert_array(f"{name} rows: first", source.first, {}, jnp.integer)
+        if rows == 0:
+            raise AssertionError(f"{name} rows: the slab is empty, so there is no row to start at")
     if isinstance(source, Logits):
-        chex.assert_rank(source.temperature, 0)
-        for filtered in (source.top_k, source.top_p):
-            if filtered is not None:
-                chex.assert_rank(filtered, 0)
+        assert_array(f"{name} rows: temperature", source.temperature, {}, jnp.floating)
+        if source.top_k is not None:
+            assert_array(f"{name} rows: top_k", source.top_k, {}, jnp.integer)
+        if source.top_p is not None:
+            assert_array(f"{name} rows: top_p", source.top_p, {}, jnp.floating)
 
 
 def check_proposal(proposal: Proposal, target_rows: Rows, bonus: jax.Array) -> None:
@@ -411,24 +431,32 @@ def check_proposal(proposal: Proposal, target_rows: Rows, bonus: jax.Array) -> N
     """
     tree = proposal.tree
     check_tree(tree, _vocab(target_rows), distinct_siblings=proposal.distinct_siblings)
-    nodes = jnp.arange(tree.max_nodes)
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
     has_children = tree.children[:, 0] >= 0
     is_read = (nodes < tree.num_nodes) & (has_children | bonus | (nodes == ROOT))
-    _check_first("target", target_rows, tree.max_nodes)
+    _check_first("target", target_rows, is_read)
     as_source(target_rows).check("target", is_read)
     if proposal.draft_rows is not None:
-        _check_first("draft", proposal.draft_rows, tree.max_nodes - 1)
-        as_source(proposal.draft_rows).check("draft", has_children[:-1])
+        is_drafted = (has_children & (nodes < tree.num_nodes))[:-1]
+        _check_first("draft", proposal.draft_rows, is_drafted)
+        as_source(proposal.draft_rows).check("draft", is_drafted)
 
 
-def _check_first(name: str, rows: Rows, count: int) -> None:
-    """Check under a trace that a sequence's rows lie inside its slab."""
+def _check_first(name: str, rows: Rows, is_read: jax.Array) -> None:
+    """Check under a trace that the rows of a sequence that are read lie inside its slab."""
     source = as_source(rows)
-    if source.first is None:
+    if source.first is None or is_read.shape[0] == 0:
         return
-    last = source.values.shape[0] - count
+    count = jnp.max(jnp.where(is_read, jnp.arange(1, is_read.shape[0] + 1, dtype=jnp.int32), 0))
+    slab = source.values.shape[0]
+    last = slab - count
     check_all(
-        (source.first >= 0) & (source.first <= last),
-        name + " rows: first is {first}: " + f"{count} rows of the slab start at 0 to {last}",
+        (count == 0) | ((source.first >= 0) & (source.first <= last)),
+        name
+        + " rows: first is {first}: {count} rows of a slab of "
+        + str(slab)
+        + " start at 0 to {last}",
         first=source.first,
+        count=count,
+        last=last,
     )

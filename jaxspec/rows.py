@@ -1,12 +1,16 @@
 """One next-token row [V]: where it comes from, its mass by blocks, a draw from it.
 
+The law of a stored row is `row / sum(row)`, whatever its dtype: that is what a token is drawn from
+and what it is tested against. An entry closer to 0 than the least normal float32 counts as 0, since
+devices differ in whether they keep such numbers. A row with a negative or non-finite entry is bad.
+
 A row source answers for many rows at once without ever normalising one that nobody visits. It is a
 slab of rows and the index of the first row that belongs to this sequence, so that a batch is a
 batch of offsets into one slab.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import chex
 import jax
@@ -14,8 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.checks import MASS_TOLERANCE, check_all, record
-
-T = TypeVar("T")
+from jaxspec.loops import fori_loop, zeros_like_result
 
 BLOCK = 512
 """Tokens in a block of the vocabulary. A draw first picks a block, then a token inside it."""
@@ -23,8 +26,14 @@ BLOCK = 512
 SPAN = 32
 """Blocks summed at a time on CPU, so that a span of two rows stays in the cache."""
 
+LEAST = 1.1754944e-38
+"""The least normal float32. Smaller weights count as 0, smaller temperatures are 0."""
+
+TRUST = 2.0**-21
+"""A mass this close to 1 counts as 1: the law of the row is then off by less than 5e-7."""
+
 Normaliser: TypeAlias = Any
-"""What a source must know of a whole row before it can give one entry (nothing, or a few scalars)."""
+"""What a source must know of a whole row before it can give one entry: a few scalars."""
 
 
 class RowSource(Protocol):
@@ -38,8 +47,18 @@ class RowSource(Protocol):
     def first(self) -> jax.Array | None:
         """Index in the slab of this sequence's row 0; None for 0."""
 
+    @property
+    def mass_tolerance(self) -> float:
+        """How far from 1 the mass of a sound row may lie."""
+
+    def taken_on_trust(self) -> Normaliser | None:
+        """Return the normaliser of a row whose mass is taken for 1; None if every row must be read."""
+
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
-        """Read row `row` once, if that is needed to normalise its entries."""
+        """Read row `row` once."""
+
+    def mass(self, norm: Normaliser) -> jax.Array:
+        """Return the mass of a visited row: not finite if an entry is bad, 0 if there is none."""
 
     def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
         """Turn stored entries of a visited row into float32 probabilities."""
@@ -52,6 +71,10 @@ class RowSource(Protocol):
 class Probabilities:
     """Rows stored as probabilities.
 
+    The law of a row is `row / sum(row)`; its mass must be 1 within a tolerance by dtype (1e-5 for
+    float32 and float64, 1e-3 for float16, 1e-2 for bfloat16). Entries are at least 0; one below the
+    least normal float32 in size, such as a negative denormal, counts as 0.
+
     Attributes:
       values: float [R, V], each row a distribution. Any float dtype; computed with in float32.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
@@ -60,49 +83,66 @@ class Probabilities:
     values: jax.Array  # [R, V]
     first: jax.Array | None = None  # []
 
+    @property
+    def mass_tolerance(self) -> float:
+        """How far from 1 the mass of a sound row may lie, by dtype."""
+        return MASS_TOLERANCE[self.values.dtype.name]
+
+    def taken_on_trust(self) -> Normaliser | None:
+        """Return a mass of 1 where rows are single precision; half precision is too far from it."""
+        return jnp.float32(1) if self.values.dtype.itemsize >= 4 else None
+
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
-        """Read nothing: probabilities are normalised already."""
-        del row, spans
-        return ()
+        """Read the row once for its mass."""
+
+        def piece(start: Any, size: int) -> tuple[jax.Array]:
+            return (weights_of(slice_of(self, row, start, size)),)
+
+        return jnp.sum(block_sums(piece, self.values.shape[1], spans=spans)[0])
+
+    def mass(self, norm: Normaliser) -> jax.Array:
+        """Return the mass."""
+        return norm
 
     def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
-        """Return the stored entries in float32."""
-        del tokens, norm
-        return raw.astype(jnp.float32)
+        """Return the entries over the mass of their row; NaN where an entry is below 0."""
+        del tokens
+        counts_as_one = (jnp.abs(norm - 1) <= TRUST) | (norm == 0)
+        return weights_of(raw) * (1 / jnp.where(counts_as_one, 1.0, norm))
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check that used rows are finite, non-negative and of unit mass."""
         rows = window(self, is_used.shape[0]).astype(jnp.float32)
         unused = ~is_used[:, None]
-        tolerance = MASS_TOLERANCE[self.values.dtype.name]
         place = name + " row {i0}: entry {i1} is {value}"
         check_all(unused | jnp.isfinite(rows), place, value=rows)
-        check_all(unused | (rows >= 0), place + ", below 0", value=rows)
-        mass = rows.sum(axis=1)
+        check_all(unused | (rows > -LEAST), place + ", below 0", value=rows)
+        mass = weights_of(rows).sum(axis=1)
         check_all(
-            ~is_used | (jnp.abs(mass - 1) <= tolerance),
-            name + " row {i0}: mass is {mass}, not 1 within " + str(tolerance),
+            ~is_used | (jnp.abs(mass - 1) <= self.mass_tolerance),
+            name + " row {i0}: mass is {mass}, not 1 within " + str(self.mass_tolerance),
             mass=mass,
         )
 
 
-def when(condition: jax.Array, make: Callable[[], T]) -> T:
-    """Return `make()` if the condition holds, else zeros, doing the work only then.
+def weights_of(entries: jax.Array) -> jax.Array:
+    """Return stored entries as float32 weights: denormal ones are 0, negative ones NaN.
 
-    A loop of one trip or none: unlike `cond` it stays lazy under `vmap`, where it runs if any row
-    of the batch needs it.
+    Args:
+      entries: float [...].
     """
-    shapes = jax.eval_shape(make)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    once = (condition, zeros)
-    return lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros((), bool), make()), once)[1]
+    single = entries.astype(jnp.float32)
+    kept = jnp.where(single < LEAST, 0.0, single)  # a NaN stays
+    return jnp.where(single <= -LEAST, jnp.nan, kept)
 
 
 def window(source: RowSource, num_rows: int) -> jax.Array:
-    """Return the rows of this sequence as stored, [num_rows, V]."""
+    """Return the rows of this sequence as stored, [num_rows, V]; beyond the slab, its last."""
     if source.first is None:
         return source.values[:num_rows]
-    return lax.dynamic_slice_in_dim(source.values, source.first, num_rows)
+    # A row at a time: a slab may end before rows that nobody reads.
+    where = source.first + jnp.arange(num_rows, dtype=jnp.int32)
+    return source.values[jnp.clip(where, 0, source.values.shape[0] - 1)]
 
 
 def index_of(source: RowSource, row: jax.Array) -> jax.Array:
@@ -117,18 +157,43 @@ def entries(source: RowSource, rows: jax.Array, tokens: jax.Array) -> jax.Array:
     return source.values[where, jnp.clip(tokens, 0, vocab - 1)]
 
 
+def slice_of(source: RowSource, row: jax.Array, start: Any, size: int) -> jax.Array:
+    """Return stored entries [size] of the consecutive tokens of one row from `start` on."""
+    where = (jnp.asarray(index_of(source, row), jnp.int32), jnp.asarray(start, jnp.int32))
+    return lax.dynamic_slice(source.values, where, (1, size))[0]
+
+
 def stretch(
     source: RowSource, row: jax.Array, norm: Normaliser, start: jax.Array | int, size: int
 ) -> jax.Array:
     """Return probabilities [size] of the consecutive tokens of one row from `start` on."""
-    raw = lax.dynamic_slice(source.values, (index_of(source, row), start), (1, size))[0]
-    return source.probability(raw, start + jnp.arange(size), norm)
+    tokens = start + jnp.arange(size, dtype=jnp.int32)
+    return source.probability(slice_of(source, row, start, size), tokens, norm)
 
 
 def row_of(source: RowSource, row: jax.Array) -> jax.Array:
     """Return all probabilities of one row, float32 [V]: the law that a draft token is drawn from."""
     norm = source.visit(row, spans=False)
     return stretch(source, row, norm, 0, source.values.shape[1])
+
+
+def dense_rows(rows: RowSource, num_rows: int) -> jax.Array:
+    """Return the rows of one sequence as probabilities, float32 [num_rows, V].
+
+    For a rule of one's own that indexes rows, and for tests. The library's verifiers read single
+    entries, and only of the rows that they visit; this reads every row.
+
+    Args:
+      rows: `Probabilities` or `Logits`, or a float array [R, V] of probabilities.
+      num_rows: how many, from the sequence's first on.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxspec import Logits, dense_rows
+    >>> dense_rows(Logits(values=jnp.zeros((1, 2)), temperature=jnp.float32(1)), 1).tolist()
+    [[0.5, 0.5]]
+    """
+    source = Probabilities(values=rows) if isinstance(rows, jax.Array) else rows
+    return jax.vmap(lambda row: row_of(source, row))(jnp.arange(num_rows, dtype=jnp.int32))
 
 
 def block_sums(
@@ -157,8 +222,8 @@ def block_sums(
     if span:
         trips, rest = divmod(full, span)
         if trips > 1:
-            shapes = jax.eval_shape(lambda: sums(0, span))
-            empty = tuple(jnp.zeros(trips * span, s.dtype) for s in shapes)
+            one = zeros_like_result(lambda: sums(jnp.int32(0), span))
+            empty = tuple(jnp.tile(x, trips) for x in one)
 
             def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 new = sums(trip * (span * BLOCK), span)
@@ -167,7 +232,7 @@ def block_sums(
                     for old, x in zip(done, new, strict=True)
                 )
 
-            parts.append(lax.fori_loop(0, trips, body, empty))
+            parts.append(fori_loop(trips, body, empty))
         else:
             parts.append(sums(0, span))
         if rest:
@@ -215,7 +280,9 @@ def draw_from_blocks(
     """
     block = invert(pair[0], sums) if sums.shape[0] > 1 else jnp.int32(0)
     start, size = block_span(block, vocab)
-    inside = start + jnp.arange(size) >= block * BLOCK  # the last block may be short
+    inside = (
+        start + jnp.arange(size, dtype=jnp.int32) >= block * BLOCK
+    )  # the last block may be short
     return start + invert(pair[1], jnp.where(inside, piece(start, size), 0.0))
 
 
@@ -249,11 +316,11 @@ def draw_token(pair: jax.Array, row: jax.Array) -> jax.Array:
     Args:
       pair: float32 [2] in [0, 1): which block of `BLOCK` tokens, where inside it. For V up to
         `BLOCK` only the second number matters.
-      row: float [V], finite and non-negative weights.
+      row: float [V], finite and non-negative weights; one below the least normal float32 counts as 0.
 
     Returns:
-      int32 [], a token of positive weight; -1 if the row has no mass, holds an entry that is not
-      finite, or a number of the pair that is used lies outside [0, 1).
+      int32 [], a token of positive weight; -1 if the row has no mass, holds an entry that is negative
+      or not finite, or a number of the pair that is used lies outside [0, 1).
 
     >>> import jax.numpy as jnp
     >>> int(draw_token(jnp.array([0.0, 0.6]), jnp.array([0.5, 0.0, 0.5])))
@@ -261,13 +328,13 @@ def draw_token(pair: jax.Array, row: jax.Array) -> jax.Array:
     """
     chex.assert_rank([pair, row], 1)
     chex.assert_shape(pair, (2,))
-    row = row.astype(jnp.float32)
+    weights = weights_of(row)
     vocab = row.shape[0]
 
     def piece(start: Any, size: int) -> jax.Array:
-        return lax.dynamic_slice(row, (start,), (size,))
+        return lax.dynamic_slice(weights, (jnp.asarray(start, jnp.int32),), (size,))
 
-    (sums,) = block_sums(lambda start, size: (positive(piece(start, size)),), vocab, spans=False)
+    (sums,) = block_sums(lambda start, size: (piece(start, size),), vocab, spans=False)
     total = jnp.sum(sums)
     fine = jnp.isfinite(total) & (total > 0) & jnp.all(is_uniform(used_pair(pair, vocab)))
     return jnp.where(fine, draw_from_blocks(pair, sums, piece, vocab), -1)

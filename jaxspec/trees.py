@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import TreeError, check_all, record
+from jaxspec.checks import TreeError, assert_array, check_all, record
+from jaxspec.loops import fori_loop
 
 ROOT = 0
 NONE = -1
@@ -150,29 +151,47 @@ def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree
 
     Args:
       tokens: int32 [T], the drafted tokens in order.
-      num_drafted: int32 [], how many of them count; the rest is padding. Default T.
+      num_drafted: int32 [], how many of them count, 0 to T; the rest is padding. Default T. For tokens
+        that were sampled it may depend on the context and on the tokens that count: to stop after a
+        token for what it is keeps the law, to drop one for what it is does not. For point masses it
+        may depend on anything but the round's draws.
 
     Returns:
       A tree with N = T + 1, C = 1, D = T: node i + 1 is the i-th drafted token.
+
+    Raises:
+      TreeError: `num_drafted` is known and outside 0 to T. Under a trace such a tree counts as many
+        nodes as it was told, which `checked` names and the verifiers flag: `Status.BAD_TREE`.
 
     >>> import jax.numpy as jnp
     >>> chain(jnp.array([5, 7, 2]), num_drafted=2).parents.tolist()
     [-1, 0, 1, -1]
     """
-    chex.assert_rank(tokens, 1)
-    chex.assert_type(tokens, int)
+    assert_array("tokens", tokens, {"T": None}, jnp.integer)
     num_tokens = tokens.shape[0]
-    length = jnp.asarray(num_tokens if num_drafted is None else num_drafted, jnp.int32)
-    chex.assert_rank(length, 0)
+    given = jnp.asarray(num_tokens if num_drafted is None else num_drafted)
+    assert_array("num_drafted", given, {}, jnp.integer)
+    is_known = not isinstance(given, jax.core.Tracer)
+    if is_known and not 0 <= int(given) <= num_tokens:
+        raise TreeError(
+            f"num_drafted is {given}: of {num_tokens} tokens 0 to {num_tokens} can count"
+        )
+    length = jnp.clip(given, 0, num_tokens).astype(jnp.int32)
     nodes = jnp.arange(num_tokens + 1, dtype=jnp.int32)
     is_node = nodes <= length
     nowhere = jnp.full((1,), NONE, jnp.int32)
     return Tree(
         tokens=jnp.where(is_node, jnp.concatenate([nowhere, tokens.astype(jnp.int32)]), NONE),
         parents=jnp.where(is_node, nodes - 1, NONE),
-        children=jnp.where(nodes < jnp.minimum(length, num_tokens), nodes + 1, NONE)[:, None],
-        level_sizes=is_node.astype(jnp.int32),
+        children=jnp.where(nodes < length, nodes + 1, NONE)[:, None],
+        level_sizes=_told(is_node.astype(jnp.int32), given, length),
     )
+
+
+def _told(level_sizes: jax.Array, given: jax.Array, taken: jax.Array) -> jax.Array:
+    """Count at the root by how much a number of nodes is out of range, so that it is seen."""
+    excess = jnp.clip(given, -(2**30), 2**30).astype(jnp.int32) - taken
+    return level_sizes.at[ROOT].add(excess)
 
 
 def tree_of_parents(
@@ -185,12 +204,13 @@ def tree_of_parents(
 ) -> Tree:
     """Build a tree under a trace, from nodes that stand in order of their depth.
 
-    Nothing is checked here: what is no tree is no tree afterwards.
+    Nothing is checked here: what is no tree is no tree afterwards. A number of nodes out of range
+    stays one in `Tree.num_nodes`, for `checked` and the verifiers to see.
 
     Args:
       tokens: int32 [N].
       parents: int32 [N], each before its child, no parent with more than C children.
-      num_nodes: int32 [], how many count, the root among them.
+      num_nodes: int32 [], how many count, the root among them: 1 to N.
       max_children: C.
       max_depth: D, at least the depth of the tree.
 
@@ -214,15 +234,24 @@ def tree_of_parents(
     return replace(
         bare,
         children=_child_slots(bare, below_root),
-        level_sizes=jnp.sum(is_at, axis=1, dtype=jnp.int32),
+        level_sizes=_told(
+            jnp.sum(is_at, axis=1, dtype=jnp.int32),
+            num_nodes,
+            jnp.clip(num_nodes, 1, tokens.shape[0]).astype(jnp.int32),
+        ),
     )
 
 
 def assert_tree(tree: Tree) -> None:
     """Assert the static shapes and dtypes of a tree."""
-    chex.assert_rank([tree.tokens, tree.parents, tree.level_sizes, tree.children], [1, 1, 1, 2])
-    chex.assert_equal_shape_prefix([tree.tokens, tree.parents, tree.children], 1)
-    chex.assert_type([tree.tokens, tree.parents, tree.level_sizes, tree.children], jnp.int32)
+    nodes = None if jnp.ndim(tree.parents) != 1 else tree.max_nodes
+    for name, axes in (
+        ("parents", {"N": None}),
+        ("tokens", {"N": nodes}),
+        ("children", {"N": nodes, "C": None}),
+        ("level_sizes", {"D + 1": None}),
+    ):
+        assert_array(f"tree.{name}", getattr(tree, name), axes, jnp.int32)
     chex.assert_axis_dimension_gt(tree.level_sizes, 0, 0)
     chex.assert_axis_dimension_gt(tree.children, 1, 0)
 
@@ -313,18 +342,18 @@ def node_depths(tree: Tree) -> jax.Array:
     is_node = (nodes == ROOT) | (above >= 0)
     depths = jnp.where(is_node, 0, NONE)
 
-    def climb(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def climb(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         depths, at = state
         return depths + jnp.where(at > ROOT, 1, 0), jnp.where(at > ROOT, above[at], at)
 
-    depths, at = jax.lax.fori_loop(0, tree.max_nodes, climb, (depths, jnp.where(is_node, nodes, 0)))
+    depths, at = fori_loop(tree.max_nodes, climb, (depths, jnp.where(is_node, nodes, 0)))
     del at
     return depths
 
 
 def _level_sizes(tree: Tree, below_root: jax.Array) -> jax.Array:
     """Count the nodes at each depth from the parents."""
-    counted = below_root | (jnp.arange(tree.max_nodes) == ROOT)
+    counted = below_root | (jnp.arange(tree.max_nodes, dtype=jnp.int32) == ROOT)
     levels = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
     is_at = (node_depths(tree)[None] == levels[:, None]) & counted[None]
     return jnp.sum(is_at, axis=1, dtype=jnp.int32)

@@ -187,7 +187,8 @@ def filtered(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -
     exact = logits.astype(np.float64)
     weights = np.exp((exact - exact.max()) / temperature)
     order = np.argsort(-exact, kind="stable")
-    weights[exact < exact[order[min(top_k, len(exact)) - 1]]] = 0
+    if top_k > 0:
+        weights[exact < exact[order[min(top_k, len(exact)) - 1]]] = 0
     law = weights / weights.sum()
     kept, mass = exact.max(), 0.0
     for token in order:
@@ -219,7 +220,8 @@ FINAL = np.stack([np.zeros(BATCH), (np.arange(BATCH) + 0.5) / BATCH], 1).astype(
     ("temperature", "top_k", "top_p"),
     [
         (1.0, 8, 1.0),
-        (1.0, 1, 1.0),
+        (1.0, 0, 1.0),  # off, as in every engine
+        (0.7, -1, 0.5),
         (1.0, 3, 1.0),  # the third of three equal logits: all of them stay
         (0.7, 8, 0.5),
         (0.7, 8, 1e-6),
@@ -257,13 +259,46 @@ def test_filters_leave_greedy_decoding_and_bad_values_as_they_are() -> None:
     assert (np.asarray(nothing.status) == Status.MASSLESS_ROW).all()
 
 
+def test_top_k_of_1_is_greedy_at_every_temperature() -> None:
+    for temperature in (0.0, 1.0, 1e6):
+        rows = (jnp.asarray(TIED), jnp.float32(temperature), jnp.int32(1), jnp.float32(0.3))
+        verdict = drawn(jnp.asarray(FINAL), *rows)
+        assert (np.asarray(verdict.tokens)[:, 0] == 0).all()  # the lower of two equal logits
+        assert not np.asarray(verdict.status).any()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, -2, 1.0),
+        (0.0, -2, 1.0),
+        (1.0, -(2**31), 1.0),
+        (1.0, 8, 0.0),
+        (1.0, 8, -0.1),
+        (1.0, 8, np.nan),
+        (0.0, 8, 1.0001),
+        (1.0, 8, np.inf),
+        (np.nan, 1, 1.0),
+        (-1e-30, 1, 1.0),
+        (np.inf, 0, 0.5),
+    ],
+)
+def test_a_parameter_outside_its_range_is_flagged_and_yields_no_token(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    parameters = (jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
+    verdict = drawn(jnp.asarray(FINAL), jnp.asarray(TIED), *parameters)
+    assert (np.asarray(verdict.status) == Status.NON_FINITE_ROW).all()
+    assert (np.asarray(verdict.tokens) == -1).all()
+
+
 CHECKED = jax.jit(js.checked(js.verify_tree))
 
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "message"),
     [
-        (0, 1.0, "target top_k is 0: it must be at least 1"),
+        (-2, 1.0, "target top_k is -2: it must be at least 1, or 0 or -1 for no filter"),
         (1, 0.0, "target top_p is 0.0"),
         (1, 1.5, "target top_p is 1.5"),
         (1, np.nan, "target top_p is nan"),

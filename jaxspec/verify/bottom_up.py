@@ -6,19 +6,18 @@ that a token-wise rule would reject can still be kept for the sake of what follo
 
 from dataclasses import replace
 
-import chex
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
-from jaxspec.proposals import Proposal, Remainder, Rows, assert_proposal, whole_row
-from jaxspec.rows import Probabilities, is_uniform, when
+from jaxspec.loops import when, while_loop
+from jaxspec.proposals import Proposal, Remainder, Rows, whole_row
+from jaxspec.rows import Probabilities, is_uniform
+from jaxspec.verify.arguments import assert_arguments, assert_path
 from jaxspec.verify.batching import run
-from jaxspec.verify.kernel import Node, Site, choose, flag
-from jaxspec.verify.top_down import assert_path
+from jaxspec.verify.kernel import Node, Room, Site, choose, flag
 from jaxspec.verify.verdict import Status, Verdict
 
 
@@ -39,6 +38,7 @@ class _Walk:
     is_done: jax.Array  # []
     is_lost: jax.Array  # [] a row that was read is bad: nothing is to be drawn any more
     is_failed: jax.Array  # [] nothing can be decided any more
+    is_doubtful: jax.Array  # [] rows must not be taken on trust
 
 
 def bottom_up(
@@ -46,11 +46,20 @@ def bottom_up(
     proposal: Proposal,
     target: Probabilities | Logits,
     bonus: jax.Array,
+    room: Room,
     *,
+    is_exact: jax.Array,
     spans: bool,
-) -> Verdict:
-    """Walk the tree in post-order; see `verify_block`."""
-    nodes = Node(proposal, target, draws, spans=spans)
+) -> tuple[Verdict, jax.Array]:
+    """Walk the tree in post-order; see `verify_block`.
+
+    A weight that is carried on adds up what the masses of its rows are off by. So rows are taken on
+    trust only until the first candidate is rejected.
+
+    Returns:
+      (the verdict, whether rows must not be taken on trust: then it is to be walked with `is_exact`).
+    """
+    nodes = Node(proposal, target, draws, room, is_exact=is_exact, spans=spans)
     tree = proposal.tree
 
     def enter(node: jax.Array, weight: jax.Array) -> _Frame:
@@ -61,46 +70,57 @@ def bottom_up(
         )
 
     root = enter(jnp.int32(0), jnp.float32(1))
+    has_rows = nodes.has_children(jnp.int32(0))
     start = _Walk(
         frames=jax.tree.map(lambda x: jnp.broadcast_to(x, (tree.max_depth + 1, *x.shape)), root),
         depth=jnp.int32(0),
-        status=jnp.int32(0),
-        is_done=jnp.zeros((), bool),
-        is_lost=jnp.zeros((), bool),
-        is_failed=jnp.zeros((), bool),
+        status=jnp.where(has_rows, root.site.status, 0) | flag(nodes.is_torn, Status.BAD_TREE),
+        is_done=nodes.is_torn,
+        is_lost=has_rows & root.site.is_lost,
+        is_failed=nodes.is_torn,
+        is_doubtful=jnp.zeros((), bool),
     )
 
     def step(walk: _Walk) -> _Walk:
         here = jax.tree.map(lambda x: x[walk.depth], walk.frames)
-        child = nodes.child(here.site.node, here.rank)
-        child = jnp.where(walk.depth < tree.max_depth, child, -1)
-        return choose(child >= 0, _descend(walk, here, child), _leave(walk, here, child < 0))
+        slot = nodes.child(here.site.node, here.rank)
+        is_too_deep = (slot >= 0) & (walk.depth >= tree.max_depth)
+        is_torn = is_too_deep | nodes.contradicts(here.site.node, here.rank)
+        child = jnp.where(is_too_deep | here.site.is_lost, -1, slot)
+        after = choose(child >= 0, _descend(walk, here, child), _leave(walk, here, child < 0))
+        return replace(
+            after,
+            status=after.status | flag(is_torn, Status.BAD_TREE),
+            is_done=after.is_done | is_torn,
+            is_failed=after.is_failed | is_torn,
+        )
 
     def _descend(walk: _Walk, here: _Frame, child: jax.Array) -> _Walk:
         """Enter the next child with its prefix weight, or skip it."""
         has_child = child >= 0
         child = jnp.maximum(child, 0)
         test = nodes.test(here.site, here.left, child)
-        owed = test.top * here.left.scale
-        have = test.weight * test.bottom
+        draft_weight = test.top * here.left.scale
+        target_weight = test.weight * test.bottom
         # Nothing is left of the row if rounding made both 0: then no candidate has any weight.
-        weight = jnp.where(have < owed, have / owed, jnp.where(have > 0, 1.0, 0.0))
-        is_entered = has_child & test.is_possible
-        # Beyond an entry that is not finite nothing can be weighed: the tree is cut here.
-        width = jnp.int32(tree.max_children)
-        rank = jnp.where(test.is_finite, here.rank + 1, width)
-        stay = replace(
-            here,
-            rank=jnp.where(test.is_possible, here.rank, rank),
+        weight = jnp.where(
+            target_weight < draft_weight,
+            target_weight / jnp.where(draft_weight == 0, 1.0, draft_weight),
+            jnp.where(target_weight > 0, 1.0, 0.0),
         )
+        is_entered = has_child & test.is_possible
+        stay = replace(here, rank=jnp.where(test.is_possible, here.rank, here.rank + 1))
         below = when(is_entered, lambda: enter(child, weight))
         depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
+        is_read = is_entered & nodes.has_children(child)
         return replace(
             walk,
             frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
             depth=depth,
-            status=walk.status | test.status,
-            is_lost=walk.is_lost | ~test.is_finite,
+            status=walk.status | test.status | jnp.where(is_read, below.site.status, 0),
+            is_lost=walk.is_lost | (is_read & below.site.is_lost),
+            is_done=test.is_doubtful,
+            is_doubtful=test.is_doubtful,
         )
 
     def _leave(walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Walk:
@@ -110,18 +130,21 @@ def bottom_up(
         bad_draw = ~is_root & ~is_uniform(u)
         left = here.left
         is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)
+        slack = nodes.slack() * (tree.max_depth + 1)
+        is_close = ~is_root & (jnp.abs(u * left.scale - left.mass) <= slack * left.weight)
         above_depth = jnp.maximum(walk.depth - 1, 0)
         above = jax.tree.map(lambda x: x[above_depth], walk.frames)
         is_rejected = is_done_below & ~is_kept & ~bad_draw
+        is_doubtful = ~nodes.is_exact & is_done_below & (is_close | is_rejected)
+        is_rejected &= ~is_doubtful
         # The weight the child was entered with is that of its last test, unchanged since.
         weight = nodes.test(above.site, above.left, here.site.node).weight
         after = proposal.reject(above.left, weight, above.rank)
-        lost = massless = jnp.zeros((), bool)
+        lost = jnp.zeros((), bool)
         if proposal.is_measured:
             sums = when(is_rejected, lambda: nodes.measure(above.site, above.left, after))
             after = replace(after, scale=sums.missed, mass=sums.mass, pool=sums.pool)
             lost = is_rejected & ~(jnp.isfinite(sums.mass) & jnp.isfinite(sums.missed))
-            massless = is_rejected & (sums.target == 0)
         above = replace(above, left=after, rank=above.rank + 1)
         return replace(
             walk,
@@ -129,25 +152,25 @@ def bottom_up(
             depth=jnp.where(is_kept, walk.depth, above_depth),
             status=walk.status
             | flag(bad_draw, Status.BAD_DRAW)
-            | flag(lost, Status.NON_FINITE_ROW)
-            | flag(massless, Status.MASSLESS_ROW),
-            is_lost=walk.is_lost | massless,
-            is_done=is_kept | bad_draw | lost,
+            | flag(lost, Status.NON_FINITE_ROW),
+            is_done=is_kept | bad_draw | lost | is_doubtful,
             is_failed=bad_draw | lost,
+            is_doubtful=is_doubtful,
         )
 
-    walk = lax.while_loop(lambda walk: ~walk.is_done, step, start)
+    walk = while_loop(lambda walk: ~walk.is_done, step, start)
     depth = jnp.where(walk.is_failed, 0, walk.depth)
     last = jax.tree.map(lambda x: x[depth], walk.frames)
-    return nodes.conclude(
+    verdict, is_doubtful = nodes.conclude(
         last.site,
         last.left,
         walk.frames.site.node,
         depth,
         walk.status,
         bonus=bonus,
-        may_draw=~walk.is_failed & ~walk.is_lost,
+        may_draw=~walk.is_failed & ~walk.is_lost & ~walk.is_doubtful,
     )
+    return verdict, walk.is_doubtful | is_doubtful
 
 
 def _put(frames: _Frame, depth: jax.Array, frame: _Frame) -> _Frame:
@@ -236,6 +259,5 @@ def verify_bottom_up(
     References:
       Weng et al., "Traversal Verification for Speculative Tree Decoding", NeurIPS 2025.
     """
-    assert_proposal(proposal, target_rows)
-    chex.assert_shape(draws.accept, (proposal.tree.max_nodes,))
+    assert_arguments(draws, proposal, target_rows, bonus)
     return run(bottom_up, draws, proposal, target_rows, bonus)

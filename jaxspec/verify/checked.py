@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
 from jaxspec.checks import functionalise, raise_if
 from jaxspec.draws import Draws, check_draws
-from jaxspec.logits import Logits
-from jaxspec.proposals import Proposal, Rows, assert_proposal, check_proposal
+from jaxspec.proposals import Proposal, Rows, check_proposal
+from jaxspec.verify.arguments import assert_arguments
 from jaxspec.verify.verdict import Verdict
 
 Verifier = Callable[..., Verdict]
@@ -54,7 +53,7 @@ def checked(verify: Verifier) -> Callable[..., tuple[checkify.Error, Verdict]]:
         draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool | None = None
     ) -> tuple[checkify.Error, Verdict]:
         bonus = default if bonus is None else bonus
-        assert_proposal(proposal, target_rows)
+        assert_arguments(draws, proposal, target_rows, bonus)
         error = functionalise(check)(draws, proposal, target_rows, jnp.asarray(bonus))
         return error, verify(draws, proposal, target_rows, bonus=bonus)
 
@@ -71,16 +70,14 @@ def strict(verify: Verifier) -> Verifier:
       A function of the same arguments, not to be used under `jit` or `vmap`.
 
     Raises (the function returned):
-      AssertionError: a draw or probability is not finite (chex).
-      ValueError: naming the place and value of any other bad input.
+      AssertionError: a shape or dtype is wrong.
+      ValueError: naming the place and value of a bad input.
     """
     twin = jax.jit(checked(verify))
 
     def verify_or_raise(
         draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool | None = None
     ) -> Verdict:
-        rows = [r for r in (target_rows, proposal.draft_rows) if not isinstance(r, Logits)]
-        chex.assert_tree_all_finite((draws, rows))
         error, verdict = twin(draws, proposal, target_rows, bonus)
         raise_if(error)
         return verdict

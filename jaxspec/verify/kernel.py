@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
+from jaxspec.loops import when, while_loop
 from jaxspec.proposals import Proposal, Remainder, as_source, whole_row
 from jaxspec.rows import (
     BLOCK,
+    TRUST,
     Normaliser,
     Probabilities,
     block_span,
@@ -31,11 +32,23 @@ from jaxspec.rows import (
     is_uniform,
     stretch,
     used_pair,
-    when,
 )
 from jaxspec.verify.verdict import Status, Verdict
 
 T = TypeVar("T")
+
+
+@record
+class Room:
+    """How many rows of the slabs a sequence may read, from its first on.
+
+    Attributes:
+      target: int32 [].
+      draft: int32 [].
+    """
+
+    target: jax.Array  # []
+    draft: jax.Array  # []
 
 
 @record
@@ -46,11 +59,17 @@ class Site:
       node: int32 [].
       target: normaliser of its target row.
       draft: normaliser of its draft row; () without one.
+      status: int32 [], bits of `Status` of these two rows.
+      is_lost: bool [], nothing can be tested or drawn here.
+      is_cut: bool [], the draft row is bad: candidates are skipped.
     """
 
     node: jax.Array  # []
     target: Normaliser
     draft: Normaliser
+    status: jax.Array  # []
+    is_lost: jax.Array  # []
+    is_cut: jax.Array  # []
 
 
 @record
@@ -62,7 +81,7 @@ class Test:
       top: float32 [], `top / bottom` is the probability s(x) it was drawn with.
       bottom: float32 [].
       is_possible: bool [], False if it is to be skipped.
-      is_finite: bool [], False if an entry read for it is NaN or infinite.
+      is_doubtful: bool [], an entry cannot be one of a row that was taken on trust.
       status: int32 [], bits of `Status`.
     """
 
@@ -70,7 +89,7 @@ class Test:
     top: jax.Array  # []
     bottom: jax.Array  # []
     is_possible: jax.Array  # []
-    is_finite: jax.Array  # []
+    is_doubtful: jax.Array  # []
     status: jax.Array  # []
 
 
@@ -82,46 +101,73 @@ class Sums:
       mass: float32 [], of the remaining row.
       missed: float32 [], `scale D`: the draft's share beyond the row before the rejection.
       pool: float32 [], draft mass not drawn yet.
-      target: float32 [], of the target row as it is stored; 0 for a row that is none.
+      is_doubtful: bool [], the mass of a row that was taken on trust is not 1.
     """
 
     mass: jax.Array  # []
     missed: jax.Array  # []
     pool: jax.Array  # []
-    target: jax.Array  # []
+    is_doubtful: jax.Array  # []
 
 
 class Node:
-    """Access to the rows of a round, shared by both walks; made anew for each trace."""
+    """Access to the rows of a round, shared by both walks; made anew for each trace.
+
+    Rows of probabilities are taken on trust at first: a mass of 1 is assumed and only entries at
+    candidates are read. Whatever could have come out otherwise had the masses been read, which lie
+    within the dtype's tolerance, is doubtful, and the walk is then repeated with exact masses.
+    """
 
     def __init__(
-        self, proposal: Proposal, target: Probabilities | Logits, draws: Draws, *, spans: bool
+        self,
+        proposal: Proposal,
+        target: Probabilities | Logits,
+        draws: Draws,
+        room: Room,
+        *,
+        is_exact: jax.Array,
+        spans: bool,
     ) -> None:
         """Gather the stored entries at every candidate; nothing is normalised yet."""
         self.proposal = proposal
         self.tree = proposal.tree
         self.target = target
         self.draws = draws
+        self.room = room
+        self.is_exact = is_exact
         self.spans = spans
         self.vocab = target.values.shape[1]
-        self.draft = None if proposal.draft_rows is None else as_source(proposal.draft_rows)
-        if self.draft is not None and self.draft.values.shape[0] == 0:
-            self.draft = None  # a path of no tokens: no row was drawn from
+        self.draft = draft_of(proposal)
         tokens = self.tree.tokens
         self._target_at = entries(target, self.tree.parents, tokens)
         self._draft_at = (
             None if self.draft is None else entries(self.draft, self.tree.parents, tokens)
         )
 
-    def child(self, node: jax.Array, rank: jax.Array) -> jax.Array:
-        """Return the child of a node by rank; -1 if it has no such child.
+    @property
+    def is_torn(self) -> jax.Array:
+        """Whether the tree is none from the outset: a path of an impossible length, say."""
+        return self.tree.level_sizes[0] != 1
 
-        A slot that does not lead onwards is none: so a walk ends whatever the slots hold.
+    def child(self, node: jax.Array, rank: jax.Array) -> jax.Array:
+        """Return the child of a node by rank; -1 if it has no such child, or `contradicts` there.
+
+        Slots count only if they rise and the nodes in them say that this is their parent. So a walk
+        visits no node twice, whatever the slots hold.
         """
         width = self.tree.max_children
-        child = self.tree.children[node, jnp.minimum(rank, width - 1)]
-        is_child = (rank < width) & (child > node) & (child < self.tree.max_nodes)
-        return jnp.where(is_child, child, -1)
+        slots = self.tree.children[node]
+        child = slots[jnp.minimum(rank, width - 1)]
+        elder = jnp.where(rank > 0, slots[jnp.clip(rank - 1, 0, width - 1)], node)
+        inside = jnp.clip(child, 0, self.tree.max_nodes - 1)
+        is_child = (rank < width) & (child > node) & (child > elder) & (child == inside)
+        return jnp.where(is_child & (self.tree.parents[inside] == node), child, -1)
+
+    def contradicts(self, node: jax.Array, rank: jax.Array) -> jax.Array:
+        """Tell whether a node's slot of this rank holds something that is no child of it."""
+        width = self.tree.max_children
+        slot = self.tree.children[node, jnp.minimum(rank, width - 1)]
+        return (rank < width) & (slot != -1) & (self.child(node, rank) < 0)
 
     def has_children(self, node: jax.Array) -> jax.Array:
         """Tell whether a node has candidates below it."""
@@ -135,44 +181,80 @@ class Node:
         """Arrive at a node: read from its rows what normalising them needs, if they are needed."""
         needs_draft = is_entered & self.has_children(node)
         needs_target = needs_draft | (is_entered & self.may_emit(node, bonus))
+        target, target_status = self._visit(self.target, node, needs_target)
+        is_outside = needs_target & (node >= self.room.target)
+        draft: Normaliser = ()
+        draft_status = jnp.int32(0)
+        if self.draft is not None:
+            draft, draft_status = self._visit(self.draft, node, needs_draft)
+            is_outside |= needs_draft & (node >= self.room.draft)
         return Site(
             node=node,
-            target=self._visit(self.target, node, needs_target),
-            draft=() if self.draft is None else self._visit(self.draft, node, needs_draft),
+            target=target,
+            draft=draft,
+            status=target_status | draft_status | flag(is_outside, Status.OUTSIDE_SLAB),
+            is_lost=(target_status != 0) | is_outside,
+            is_cut=draft_status != 0,
         )
 
     def _visit(
         self, source: Probabilities | Logits, node: jax.Array, is_needed: jax.Array
-    ) -> Normaliser:
-        if isinstance(source, Probabilities):
-            return ()
-        return when(is_needed, lambda: source.visit(node, spans=self.spans))
+    ) -> tuple[Normaliser, jax.Array]:
+        """Return a row's normaliser and what is wrong with the row, if it was read."""
+        on_trust = source.taken_on_trust()
+        is_read = is_needed if on_trust is None else is_needed & self.is_exact
+        norm = when(is_read, lambda: source.visit(node, spans=self.spans), on_trust)
+        mass = source.mass(norm)
+        is_finite = jnp.isfinite(mass)
+        has_mass = mass != 0
+        is_one = jnp.abs(mass - 1) <= source.mass_tolerance
+        return norm, (
+            flag(is_read & ~is_finite, Status.NON_FINITE_ROW)
+            | flag(is_read & ~has_mass, Status.MASSLESS_ROW)
+            | flag(is_read & is_finite & has_mass & ~is_one, Status.NOT_NORMALIZED)
+        )
 
     def test(self, site: Site, left: Remainder, child: jax.Array) -> Test:
         """Look up what testing one candidate needs: the entries at its token, nothing else."""
         token = self.tree.tokens[child]
         is_token = (token >= 0) & (token < self.vocab)
         p_at = self.target.probability(self._target_at[child], token, site.target)
+        is_sound = self._is_sound(self.target, p_at)
         if self.draft is None or self._draft_at is None:
             q_at = jnp.float32(1)
         else:
             q_at = self.draft.probability(self._draft_at[child], token, site.draft)
+            is_sound &= self._is_sound(self.draft, q_at)
         is_removed = self._is_removed(site.node, left, token)
         top, bottom = self.proposal.share(left, q_at)
-        is_finite = ~is_token | (jnp.isfinite(p_at) & jnp.isfinite(q_at))
         could_draw = self.proposal.could_draw(left, q_at, is_removed)
+        is_open = ~site.is_cut & ~site.is_lost
         return Test(
             weight=self.proposal.row(left, p_at, q_at, is_removed),
             top=top,
             bottom=bottom,
-            is_possible=is_token & could_draw & is_finite,
-            is_finite=is_finite,
+            is_possible=is_token & could_draw & is_sound & is_open,
+            is_doubtful=is_token & ~is_sound & ~self.is_exact,
             status=(
                 flag(~is_token, Status.BAD_CANDIDATE)
-                | flag(is_token & is_finite & ~could_draw, Status.OUTSIDE_SUPPORT)
-                | flag(~is_finite, Status.NON_FINITE_ROW)
+                | flag(is_token & is_sound & ~could_draw & is_open, Status.OUTSIDE_SUPPORT)
+                | flag(is_token & ~is_sound & is_open, Status.NON_FINITE_ROW)
             ),
         )
+
+    def _is_sound(self, source: Probabilities | Logits, entry: jax.Array) -> jax.Array:
+        """Tell whether an entry can be one of a row; a NaN cannot."""
+        return entry <= 1 + min(source.mass_tolerance, 1.0)
+
+    def slack(self) -> float:
+        """Return by how much of their size the sides of a test may be off for rows on trust."""
+        return 3 * sum(s.mass_tolerance for s in (self.target, self.draft) if s and trusts(s))
+
+    def is_off(self, source: Probabilities | Logits | None, mass: jax.Array) -> jax.Array:
+        """Tell whether a measured mass shows that a row should not have been taken on trust."""
+        if source is None or not trusts(source):
+            return jnp.zeros((), bool)
+        return ~self.is_exact & ~(jnp.abs(mass - 1) <= TRUST)
 
     def _is_removed(self, node: jax.Array, left: Remainder, tokens: jax.Array) -> jax.Array:
         """Tell which tokens [...] are those of removed siblings."""
@@ -234,47 +316,63 @@ class Node:
             else:
                 was = self._is_removed(site.node, before, tokens)
                 is_now = self._is_removed(site.node, after, tokens)
-            owed = self.proposal.scaled_share(before, q, was)
+            draft_weight = self.proposal.scaled_share(before, q, was)
             return (
                 self.proposal.row(after, p, q, is_now),
-                jnp.maximum(owed - self.proposal.row(before, p, q, was), 0.0),
+                jnp.maximum(draft_weight - self.proposal.row(before, p, q, was), 0.0),
                 jnp.where(is_now, 0.0, q),
                 p,
+                q,
             )
 
-        mass, missed, pool, target = map(jnp.sum, self._sums(site, gone, quantity))
-        return Sums(mass=mass, missed=missed, pool=pool, target=target)
+        mass, missed, pool, target, draft = map(jnp.sum, self._sums(site, gone, quantity))
+        is_doubtful = self.is_off(self.target, target) | self.is_off(self.draft, draft)
+        return Sums(mass=mass, missed=missed, pool=pool, is_doubtful=is_doubtful)
 
     def final_draw(
         self, site: Site, left: Remainder, is_wanted: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Draw the final token from what is left of a node's row.
 
         Returns:
-          (token, status): -1 and why where no token can be drawn.
+          (token, status, whether a row should not have been taken on trust): -1 and why where no token
+          can be drawn.
         """
         whole = whole_row(jnp.float32(1), self.tree.max_children)
         left = choose(left.is_whole, whole, left)
 
-        def sums_of(left: Remainder) -> jax.Array:
-            def quantity(p: jax.Array, q: jax.Array, tokens: jax.Array | None) -> tuple[jax.Array]:
+        def sums_of(left: Remainder) -> tuple[jax.Array, ...]:
+            def quantity(
+                p: jax.Array, q: jax.Array, tokens: jax.Array | None
+            ) -> tuple[jax.Array, ...]:
                 if tokens is None:
-                    return (self.proposal.row(left, p, q, jnp.zeros((), bool)),)
-                return (self.proposal.row(left, p, q, self._is_removed(site.node, left, tokens)),)
+                    is_removed = jnp.zeros((), bool)
+                else:
+                    is_removed = self._is_removed(site.node, left, tokens)
+                # The masses come along where a row was taken on trust.
+                row = self.proposal.row(left, p, q, is_removed)
+                return (
+                    row,
+                    *(x for x, source in ((p, self.target), (q, self.draft)) if trusts(source)),
+                )
 
-            return self._sums(site, self._removed_tokens(site.node, left), quantity)[0]
+            sums, *masses = self._sums(site, self._removed_tokens(site.node, left), quantity)
+            return sums, *map(jnp.sum, masses)
 
-        def attempt(
-            state: tuple[jax.Array, Remainder, jax.Array],
-        ) -> tuple[jax.Array, Remainder, jax.Array]:
+        def attempt(state: Any) -> Any:
             _, left, _ = state
             sums = sums_of(left)
-            is_empty = (jnp.sum(sums) == 0) & ~left.is_whole
+            is_empty = (jnp.sum(sums[0]) == 0) & ~left.is_whole
             return is_empty, choose(is_empty, whole, left), sums
 
         no_sums = jnp.zeros(-(-self.vocab // BLOCK), jnp.float32)
-        start = (is_wanted, left, no_sums)
-        _, drawn_from, sums = lax.while_loop(lambda state: state[0], attempt, start)
+        no_masses = [jnp.float32(0) for source in (self.target, self.draft) if trusts(source)]
+        start = (is_wanted, left, (no_sums, *no_masses))
+        _, drawn_from, (sums, *masses) = while_loop(lambda state: state[0], attempt, start)
+        is_doubtful = jnp.zeros((), bool)
+        for source, is_read in ((self.target, is_wanted), (self.draft, is_wanted & ~left.is_whole)):
+            if trusts(source):
+                is_doubtful |= is_read & self.is_off(source, masses.pop(0))
 
         def piece(start: Any, size: int) -> jax.Array:
             p, q = self._rows_at(site, start, size)
@@ -293,7 +391,7 @@ class Node:
             | flag(is_wanted & ~left.is_whole & drawn_from.is_whole, Status.EMPTY_RESIDUAL)
             | flag(is_wanted & bad_draw, Status.BAD_DRAW)
         )
-        return token, status
+        return token, status, is_doubtful
 
     def conclude(
         self,
@@ -305,16 +403,21 @@ class Node:
         *,
         bonus: jax.Array,
         may_draw: jax.Array,
-    ) -> Verdict:
-        """Draw the final token where there is one and write the verdict."""
+    ) -> tuple[Verdict, jax.Array]:
+        """Draw the final token where there is one and write the verdict.
+
+        Returns:
+          (the verdict, whether the draw read a row that should not have been taken on trust).
+        """
         is_wanted = may_draw & self.may_emit(site.node, bonus)
-        token, final_status = self.final_draw(site, left, is_wanted)
+        status |= jnp.where(is_wanted, site.status, 0)
+        token, final_status, is_doubtful = self.final_draw(site, left, is_wanted & ~site.is_lost)
         slots = jnp.arange(path.shape[0], dtype=jnp.int32)
         is_accepted = (slots > 0) & (slots <= depth)
         accepted = jnp.where(is_accepted, self.tree.tokens[path], -1)
         # Slot i of `path` is the node at depth i; its token is the i-th emitted, from 0.
         tokens = jnp.roll(accepted, -1).at[depth].set(token)
-        return Verdict(
+        verdict = Verdict(
             tokens=tokens,
             num_tokens=depth + jnp.where(token >= 0, 1, 0).astype(jnp.int32),
             num_accepted=depth,
@@ -322,11 +425,31 @@ class Node:
             stop_node=site.node,
             status=status | final_status,
         )
+        return verdict, is_doubtful
+
+
+def draft_of(proposal: Proposal) -> Probabilities | Logits | None:
+    """Return the source of a proposal's draft rows; None where no row was drawn from."""
+    if proposal.draft_rows is None:
+        return None
+    source = as_source(proposal.draft_rows)
+    return source if source.values.shape[0] else None  # a path of no tokens has no rows
+
+
+def trusts(source: Probabilities | Logits | None) -> bool:
+    """Tell whether rows of a source may be taken on trust at first."""
+    return source is not None and source.taken_on_trust() is not None
 
 
 def accepts(u: jax.Array, test: Test, left: Remainder) -> jax.Array:
     """Test `u s(x) < a r(x)`, multiplied out."""
     return u * test.top * left.scale < test.weight * test.bottom
+
+
+def is_close_call(u: jax.Array, test: Test, left: Remainder, slack: float) -> jax.Array:
+    """Tell whether a test could come out otherwise if its entries were off by a share `slack`."""
+    drawn, kept = u * test.top, test.weight * test.bottom
+    return jnp.abs(drawn * left.scale - kept) <= slack * (drawn + kept)
 
 
 def flag(is_set: jax.Array, status: Status) -> jax.Array:

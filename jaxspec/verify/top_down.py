@@ -5,18 +5,18 @@ Each node on the way is entered with weight a = 1, so only candidates of visited
 
 from dataclasses import replace
 
-import chex
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
-from jaxspec.proposals import Proposal, Remainder, Rows, assert_proposal, whole_row
-from jaxspec.rows import Probabilities, is_uniform, when
+from jaxspec.loops import when, while_loop
+from jaxspec.proposals import Proposal, Remainder, Rows, whole_row
+from jaxspec.rows import Probabilities, is_uniform
+from jaxspec.verify.arguments import assert_arguments, assert_path
 from jaxspec.verify.batching import run
-from jaxspec.verify.kernel import Node, Site, accepts, choose, flag
+from jaxspec.verify.kernel import Node, Room, Site, accepts, choose, flag, is_close_call
 from jaxspec.verify.verdict import Status, Verdict
 
 
@@ -29,6 +29,7 @@ class _Walk:
     path: jax.Array  # [D + 1]
     status: jax.Array  # []
     is_halted: jax.Array  # []
+    is_doubtful: jax.Array  # []
 
 
 def top_down(
@@ -36,11 +37,17 @@ def top_down(
     proposal: Proposal,
     target: Probabilities | Logits,
     bonus: jax.Array,
+    room: Room,
     *,
+    is_exact: jax.Array,
     spans: bool,
-) -> Verdict:
-    """Walk the tree from the root; see `verify_tree`."""
-    nodes = Node(proposal, target, draws, spans=spans)
+) -> tuple[Verdict, jax.Array]:
+    """Walk the tree from the root; see `verify_tree`.
+
+    Returns:
+      (the verdict, whether rows must not be taken on trust: then it is to be walked with `is_exact`).
+    """
+    nodes = Node(proposal, target, draws, room, is_exact=is_exact, spans=spans)
     tree = proposal.tree
     fresh = whole_row(jnp.float32(1), tree.max_children)
     start = _Walk(
@@ -50,21 +57,25 @@ def top_down(
         depth=jnp.int32(0),
         path=jnp.zeros(tree.max_depth + 1, jnp.int32),
         status=jnp.int32(0),
-        is_halted=jnp.zeros((), bool),
+        is_halted=nodes.is_torn,
+        is_doubtful=jnp.zeros((), bool),
     )
 
     def is_open(walk: _Walk) -> jax.Array:
         has_room = walk.depth < tree.max_depth
-        return ~walk.is_halted & has_room & (nodes.child(walk.site.node, walk.rank) >= 0)
+        has_child = nodes.child(walk.site.node, walk.rank) >= 0
+        is_stopped = walk.is_halted | walk.is_doubtful | walk.site.is_lost
+        return ~is_stopped & has_room & has_child
 
     def step(walk: _Walk) -> _Walk:
         child = nodes.child(walk.site.node, walk.rank)
         test = nodes.test(walk.site, walk.left, child)
         u = draws.accept[child]
-        bad_draw = test.is_possible & ~is_uniform(u)
-        is_halted = ~test.is_finite | bad_draw
+        is_halted = bad_draw = test.is_possible & ~is_uniform(u)
         is_accepted = test.is_possible & ~is_halted & accepts(u, test, walk.left)
         is_rejected = test.is_possible & ~is_halted & ~is_accepted
+        is_close = is_close_call(u, test, walk.left, nodes.slack())
+        is_doubtful = ~nodes.is_exact & (test.is_doubtful | (test.is_possible & is_close))
         status = walk.status | test.status | flag(bad_draw, Status.BAD_DRAW)
 
         after = proposal.reject(walk.left, test.weight, walk.rank)
@@ -75,6 +86,7 @@ def top_down(
             lost = is_tested_again & ~jnp.isfinite(sums.mass)
             status |= flag(lost, Status.NON_FINITE_ROW)
             is_halted |= lost
+            is_doubtful |= is_tested_again & sums.is_doubtful
 
         depth = jnp.where(is_accepted, walk.depth + 1, walk.depth)
         site = nodes.visit(child, is_accepted, bonus=bonus)
@@ -86,18 +98,23 @@ def top_down(
             path=walk.path.at[depth].set(jnp.where(is_accepted, child, walk.path[depth])),
             status=status,
             is_halted=is_halted,
+            is_doubtful=is_doubtful,
         )
 
-    walk = lax.while_loop(is_open, step, start)
-    return nodes.conclude(
+    walk = while_loop(is_open, step, start)
+    has_slot = nodes.child(walk.site.node, walk.rank) >= 0
+    is_too_deep = (walk.depth >= tree.max_depth) & has_slot
+    is_torn = nodes.is_torn | nodes.contradicts(walk.site.node, walk.rank) | is_too_deep
+    verdict, is_doubtful = nodes.conclude(
         walk.site,
         walk.left,
         walk.path,
         walk.depth,
-        walk.status,
+        walk.status | flag(is_torn, Status.BAD_TREE),
         bonus=bonus,
-        may_draw=~walk.is_halted,
+        may_draw=~walk.is_halted & ~is_torn & ~walk.is_doubtful,
     )
+    return verdict, walk.is_doubtful | is_doubtful
 
 
 @jax.jit
@@ -144,8 +161,7 @@ def verify_tree(
       sampling). Without: Jeon et al., "Recursive Speculative Decoding", 2024; Chen et al.,
       "Sequoia", NeurIPS 2024.
     """
-    assert_proposal(proposal, target_rows)
-    chex.assert_shape(draws.accept, (proposal.tree.max_nodes,))
+    assert_arguments(draws, proposal, target_rows, bonus)
     return run(top_down, draws, proposal, target_rows, bonus)
 
 
@@ -190,13 +206,3 @@ def verify_path(
     """
     assert_path(proposal)
     return verify_tree(draws, proposal, target_rows, bonus)
-
-
-def assert_path(proposal: Proposal) -> None:
-    """Assert that a proposal has room for a single path only."""
-    tree = proposal.tree
-    if (tree.max_children, tree.max_depth) != (1, tree.max_nodes - 1):
-        raise AssertionError(
-            f"a path has one child slot and a depth for each drafted token: this tree has "
-            f"{tree.max_nodes} nodes, {tree.max_children} child slots and depth {tree.max_depth}"
-        )

@@ -218,18 +218,118 @@ def test_strict_returns_the_verdict_or_raises_at_once() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             verify(DRAWS, two_node_path(token), rows, True)
-    not_finite = DRAWS.replace(final=jnp.array([jnp.inf, 0.5]))
-    for draws, rows in ((DRAWS, ROWS.at[1, 0].set(jnp.nan)), (not_finite, ROWS)):
-        with pytest.raises(AssertionError, match="finite"):
+    for draws, rows, message in (
+        (DRAWS, ROWS.at[1, 0].set(jnp.nan), "target row 1: entry 0 is nan"),
+        (DRAWS.replace(final=jnp.array([jnp.inf, 0.5])), ROWS, "final draw, number 0: inf"),
+    ):
+        with pytest.raises(ValueError, match=message):
             verify(draws, two_node_path(0), rows, True)
 
 
-@pytest.mark.parametrize("first", [-1, 2, 7])
-def test_rows_that_start_outside_their_slab_are_named(first: int) -> None:
+def test_strict_names_the_place_of_a_bad_draft_entry_as_checked_does() -> None:
+    path = js.sampled_path(jnp.array([0]), jnp.array([[jnp.nan, 0.5]]))
+    with pytest.raises(ValueError, match="draft row 0: entry 0 is nan"):
+        js.strict(js.verify_path)(DRAWS, path, ROWS)
+
+
+@pytest.mark.parametrize("first", [-1, 2, 7, 2**31 - 1, -(2**31)])
+def test_rows_that_start_outside_their_slab_are_named_and_flagged(first: int) -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.int32(first))
-    error, _ = check_alone(DRAWS, path, rows, jnp.asarray(False))
-    assert f"target rows: first is {first}: 2 rows of the slab start at 0 to 1" in error.get()
+    bonus = jnp.asarray(True)
+    error, _ = check_alone(DRAWS, path, rows, bonus)
+    assert f"target rows: first is {first}: 2 rows of a slab of 3 start at 0 to 1" in error.get()
+    verdict = js.verify_path(DRAWS, path, rows, bonus)
+    assert verdict.status & js.Status.OUTSIDE_SLAB
+    assert int(verdict.num_tokens) == int(verdict.num_accepted)
+    assert int(verdict.num_accepted) == (1 if first == 2 else 0)
+
+
+def test_a_slab_may_end_before_rows_that_nobody_reads() -> None:
+    lengths, first = jnp.array([2, 0, 1]), jnp.array([0, 3, 4])
+    rows = js.Probabilities(values=jnp.full((6, 2), 0.5), first=first)
+    drafts = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.array([0, 2, 2]))
+    draws = jax.tree.map(
+        lambda x: jnp.tile(x, (3, 1)), js.Draws(accept=jnp.zeros(3), final=jnp.zeros(2))
+    )
+
+    def verify(draws: js.Draws, length: jax.Array, rows: Any, drafts: Any) -> Any:
+        path = js.sampled_path(jnp.array([0, 1]), drafts, length)
+        return js.checked(js.verify_path)(draws, path, rows, True)
+
+    axes = (0, 0, js.Probabilities(values=None, first=0), js.Probabilities(values=None, first=0))
+    error, verdict = jax.jit(jax.vmap(verify, in_axes=axes))(draws, lengths, rows, drafts)
+    assert error.get() is None
+    assert verdict.num_tokens.tolist() == [3, 1, 2]
+    assert not verdict.status.any()
+
+
+@pytest.mark.parametrize("length", [3, 7, -1, -(2**31)])
+def test_a_length_out_of_range_is_named_flagged_and_on_the_host_refused(length: int) -> None:
+    rows, drafts = jnp.full((3, 2), 0.5), jnp.full((2, 2), 0.5)
+    draws = js.Draws(accept=jnp.zeros(3), final=jnp.zeros(2))
+
+    @jax.jit
+    def verify(length: jax.Array) -> Any:
+        path = js.sampled_path(jnp.array([0, 1]), drafts, length)
+        return js.checked(js.verify_path)(draws, path, rows, True)
+
+    error, verdict = verify(jnp.int32(length))
+    assert "the tree counts" in error.get()
+    assert int(verdict.status) == js.Status.BAD_TREE
+    assert int(verdict.num_tokens) == 0
+    with pytest.raises(
+        js.TreeError, match=f"num_drafted is {length}: of 2 tokens 0 to 2 can count"
+    ):
+        js.sampled_path(jnp.array([0, 1]), drafts, length)
+
+
+WRONG_CALLS = [
+    ((jax.random.key(0),), {}, "draws is of type .*: must be a Draws"),
+    ((js.round_draws(jax.random.key(0), 2),), {}, "draws is a RoundDraws.*`.verify`"),
+    ((DRAWS, js.chain(jnp.array([0]))), {}, "proposal is a bare Tree"),
+    ((DRAWS, jnp.zeros(3)), {}, "proposal is of type .*: must be one of PointMass"),
+    ((DRAWS, two_node_path(0), DRAWS), {}, "target_rows is of type Draws: must be an array"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "message"), WRONG_CALLS)
+def test_an_argument_of_another_kind_is_named(given: tuple, options: dict, message: str) -> None:
+    arguments = (*given, *(DRAWS, two_node_path(0), ROWS)[len(given) :])
+    for verify in (
+        js.verify_path,
+        js.verify_tree,
+        js.checked(js.verify_path),
+        js.strict(js.verify_path),
+    ):
+        with pytest.raises(ValueError, match=message):
+            verify(*arguments, **options)
+
+
+def test_shapes_that_do_not_fit_are_named_with_what_to_do() -> None:
+    path = two_node_path(0)
+    wide = js.sampled_path(jnp.array([0]), jnp.full((1, 3), 1 / 3))
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), (DRAWS, path, ROWS))
+    for arguments, message in (
+        (many, r"tree.parents has shape \[2, 2\]: one sequence .* jax.vmap"),
+        ((many[0], path, ROWS), r"draws.accept has shape \[2, 2\]: one sequence .* jax.vmap"),
+        ((DRAWS, path, many[2]), r"target rows has shape \[2, 2, 2\]: one sequence .* jax.vmap"),
+        ((DRAWS, path, ROWS, jnp.array([True, False])), r"bonus has shape \[2\]: .* jax.vmap"),
+        ((DRAWS, wide, ROWS), "draft rows have 3 entries, target rows 2: .* probability 0"),
+        ((DRAWS, path, ROWS[:1]), "target rows: 1 of them, wanted 2"),
+        (
+            (DRAWS, path, ROWS.astype(jnp.int32)),
+            "target rows has dtype int32: wanted a float dtype",
+        ),
+        ((DRAWS, path, ROWS, 1), "bonus has dtype int32: wanted bool"),
+        ((DRAWS, path, ROWS[:, :0]), "target rows have no entries"),
+        (
+            (DRAWS, path, js.Probabilities(values=ROWS[:0], first=jnp.int32(0))),
+            "target rows: the slab is empty",
+        ),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            js.verify_path(*arguments)
 
 
 def test_rows_of_a_dtype_without_a_tolerance_are_refused() -> None:

@@ -10,7 +10,7 @@ from jaxspec import Status
 each_rule = pytest.mark.parametrize("rule", js.RULES.values(), ids=js.RULES)
 kinds_of_rows = pytest.mark.parametrize("logits", [False, True], ids=["probabilities", "logits"])
 
-BAD_ENTRIES = (np.nan, np.inf, -np.inf)
+BAD_ENTRIES = (np.nan, np.inf, -np.inf, -0.3, 1.7)
 BAD_DRAWS = (np.nan, np.inf, -np.inf, 1.0, -0.1)
 
 
@@ -99,6 +99,9 @@ def test_verdicts_are_sound_and_neighbours_untouched_whatever_goes_in(
         assert_sound(spoilt, verdict, logits=logits)
         seen |= int(np.bitwise_or.reduce(verdict.status))
     rare = Status.EMPTY_RESIDUAL  # only rounding brings it about
+    rare |= Status.OUTSIDE_SLAB | Status.BAD_TREE  # nothing of the kind is spoilt here
+    if logits:
+        rare |= Status.NOT_NORMALIZED
     if rule.proposal is js.PointMass:
         rare |= Status.OUTSIDE_SUPPORT  # any token may be proposed
     assert seen | int(rare) == sum(Status)
@@ -109,9 +112,15 @@ def test_verdicts_are_sound_and_neighbours_untouched_whatever_goes_in(
 def test_no_token_replaces_what_a_bad_row_or_draw_left_undecided(
     rule: js.Rule, logits: bool
 ) -> None:
-    fatal = int(Status.NON_FINITE_ROW | Status.MASSLESS_ROW | Status.BAD_DRAW)
+    fatal = Status.NON_FINITE_ROW | Status.MASSLESS_ROW | Status.NOT_NORMALIZED | Status.BAD_DRAW
+    fatal = int(fatal)
     for seed in range(4):
-        spoilt, _ = corrupted(random_rounds(rule, 20 + seed), seed, logits=logits)
+        rounds = random_rounds(rule, 20 + seed)
+        spoilt, _ = corrupted(rounds, seed, logits=logits)
+        # A bad draft row costs its candidates and no token: the target's row can still be drawn from.
+        with np.errstate(divide="ignore"):
+            spoilt.draft[...] = np.log(rounds.draft) if logits else rounds.draft
+        spoilt.draft_temperature[...] = 1
         verdict = play(rule, spoilt, logits=logits)
         is_fatal = (verdict.status & fatal) != 0
         assert (verdict.num_tokens == verdict.num_accepted)[is_fatal].all()

@@ -26,7 +26,7 @@ each_tree_rule = pytest.mark.parametrize(
 )
 kinds_of_rows = pytest.mark.parametrize("logits", [False, True], ids=["probabilities", "logits"])
 bad_draws = pytest.mark.parametrize("bad", [np.nan, 1.0, -0.1, np.inf, -np.inf])
-bad_entries = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+bad_entries = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.1])
 
 # A path or tree of two nodes: token 0 has target mass 1/4 and was drawn with probability 1/2, so a
 # draw of 0.3 accepts and one of 0.9 rejects it; what is left then has mass at tokens 1 and 2.
@@ -76,51 +76,109 @@ def test_bad_rows_that_are_not_visited_change_nothing_and_are_not_flagged(
 
 @each_rule
 @bad_entries
-def test_a_bad_entry_at_a_tested_candidate_is_flagged_and_nothing_replaces_it(
+def test_a_bad_target_entry_at_a_tested_candidate_is_flagged_and_nothing_replaces_it(
     rule: js.Rule, bad: float
 ) -> None:
     rounds = two_nodes(rule, 0.1)
     rounds.target[0, 1, 2] = bad
-    if rule.proposal is not js.PointMass:
-        rounds.draft[1, 1, 2] = bad
     verdict = play(rule, rounds)
-    for index in (0, 1) if rule.proposal is not js.PointMass else (0,):
-        assert emitted(verdict, index) == [0]
-        assert verdict.num_accepted[index] == 1
-        assert status_of(verdict, index) == Status.NON_FINITE_ROW
-    assert not verdict.status[2:].any()
+    assert emitted(verdict, 0) == [0]
+    assert verdict.num_accepted[0] == 1
+    assert status_of(verdict, 0) == Status.NON_FINITE_ROW
+    assert not verdict.status[1:].any()
 
 
 @each_bottom_up_rule
 @bad_entries
-def test_a_bad_entry_that_cuts_a_path_leaves_no_replacement_for_what_is_rejected_above_it(
+def test_a_bad_target_entry_that_cuts_a_path_leaves_no_replacement_for_what_is_rejected_above_it(
     rule: js.Rule, bad: float
 ) -> None:
     rounds = two_nodes(rule, 0.9)
-    rounds.target[0, 1, 2] = rounds.draft[1, 1, 2] = bad
+    rounds.target[0, 1, 2] = bad
     verdict = play(rule, rounds)
-    for index in (0, 1):
-        assert emitted(verdict, index) == []
-        assert status_of(verdict, index) == Status.NON_FINITE_ROW
+    assert emitted(verdict, 0) == []
+    assert status_of(verdict, 0) == Status.NON_FINITE_ROW
 
 
 @each_rule
 @bad_entries
-def test_a_bad_entry_elsewhere_in_the_row_of_the_replacement_is_flagged_and_not_laundered(
+def test_a_bad_target_entry_elsewhere_in_the_row_of_the_replacement_is_flagged_and_nothing_is_drawn(
     rule: js.Rule, bad: float
 ) -> None:
     rounds = two_nodes(rule, 0.9)
+    _cut_below_the_first(rounds)
+    rounds.target[0, 0, 2] = bad
+    verdict = play(rule, rounds)
+    assert emitted(verdict, 0) == []
+    assert status_of(verdict, 0) == Status.NON_FINITE_ROW
+    assert verdict.num_tokens[1] == 1
+
+
+def _cut_below_the_first(rounds: Rounds) -> None:
     rounds.tokens[:, 2] = rounds.parents[:, 2] = -1
     rounds.children[:, 1] = -1
     rounds.level_sizes[:, 2] = 0
-    rounds.target[0, 0, 2] = bad
-    if rule.proposal is not js.PointMass:
-        rounds.draft[1, 0, 2] = bad
+
+
+@each_sampled_rule
+@kinds_of_rows
+def test_a_bad_draft_row_costs_its_candidates_and_the_token_is_drawn_from_the_targets_row(
+    rule: js.Rule, logits: bool
+) -> None:
+    nothing = -np.inf if logits else 0.0
+    cases = [
+        (lambda draft: draft.__setitem__((1, 2), np.nan), Status.NON_FINITE_ROW),  # the candidate's
+        (lambda draft: draft.__setitem__((1, 0), np.inf), Status.NON_FINITE_ROW),  # another entry
+        # A row of probabilities is read only where an entry does not settle the matter.
+        (
+            lambda draft: draft.__setitem__(1, nothing),
+            Status.MASSLESS_ROW if logits else Status.OUTSIDE_SUPPORT,
+        ),
+    ]
+    if not logits:
+        cases += [
+            (lambda draft: draft.__setitem__((1, 0), -0.1), Status.NON_FINITE_ROW),
+            (lambda draft: draft.__setitem__(1, 2 * draft[1]), Status.NOT_NORMALIZED),
+        ]
+    rounds = two_nodes(rule, 0.1, logits=logits)
+    rounds.accept[:, 2] = 0.9  # rejected by a sound row: its entries are [1/2, 1/4, 1/4], q = 1/2
+    grid = np.arange(BATCH) / BATCH
+    rounds.final[:, 1] = grid
+    for spoil, status in cases:
+        spoilt = rounds.copy()
+        for b in range(BATCH):
+            spoil(spoilt.draft[b])
+        verdict = play(rule, spoilt, logits=logits)
+        # Bottom-up, node 1 is kept or not by its own weight; where it is, the token after it is the
+        # target's: 1/2, 1/4, 1/4 in order.
+        assert (verdict.status & int(status) == int(status)).all()
+        assert (verdict.tokens[:, 0] == 0).all()
+        assert (verdict.num_accepted == 1).all()
+        assert np.bincount(verdict.tokens[:, 1], minlength=3)[:3].tolist() == [256, 128, 128]
+
+
+@each_rule
+@pytest.mark.parametrize("factor", [2.0, 0.5, 1.001])
+def test_rows_whose_mass_is_not_1_are_flagged_where_they_are_read(
+    rule: js.Rule, factor: float
+) -> None:
+    rounds = two_nodes(rule, 0.9)
+    _cut_below_the_first(rounds)
+    rounds.target[0] *= factor
+    rounds.bonus[:] = True
     verdict = play(rule, rounds)
-    for index in (0, 1) if rule.proposal is not js.PointMass else (0,):
-        assert emitted(verdict, index) == []
-        assert status_of(verdict, index) == Status.NON_FINITE_ROW
-    assert verdict.num_tokens[2] == 1
+    assert emitted(verdict, 0) == []
+    assert status_of(verdict, 0) == Status.NOT_NORMALIZED
+    assert not verdict.status[1:].any()
+
+
+@each_rule
+def test_logits_given_as_probabilities_are_flagged(rule: js.Rule) -> None:
+    rounds = two_nodes(rule, 0.5)
+    rounds.target[0, :, :4] = [3.0, 1.0, 2.0, 0.5]
+    verdict = play(rule, rounds)
+    assert verdict.status[0] != 0
+    assert emitted(verdict, 0) == []
 
 
 @each_rule
@@ -158,6 +216,36 @@ def test_a_massless_row_that_would_be_drawn_from_is_flagged(rule: js.Rule, logit
     assert emitted(verdict, 0) == [0, 2]
     assert status_of(verdict, 0) == Status.MASSLESS_ROW
     assert (verdict.num_tokens[1:] == 3).all()
+
+
+TORN = [
+    # The root's slot holds node 2, whose parent is node 1.
+    ("children", 0, [2, -1, -1]),
+    # A slot that does not rise.
+    ("children", 0, [1, 1, -1]),
+    ("children", 0, [2**31 - 1, -1, -1]),
+    ("children", 0, [-2, -1, -1]),
+    # A number of nodes that no tree has.
+    ("level_sizes", 0, 0),
+    ("level_sizes", 0, 6),
+]
+
+
+@each_rule
+@pytest.mark.parametrize(("field", "place", "value"), TORN)
+def test_a_tree_that_contradicts_itself_is_flagged_and_draws_nothing(
+    rule: js.Rule, field: str, place: int, value: object
+) -> None:
+    if rule.is_path and field == "children" and value == [1, 1, -1]:
+        return  # a path has one slot
+    rounds = two_nodes(rule, 0.9)
+    rounds.accept[:, 2] = 0.95  # everything is rejected
+    array = getattr(rounds, field)
+    array[0, place] = value[: array.shape[2]] if isinstance(value, list) else value
+    verdict = play(rule, rounds)
+    assert status_of(verdict, 0) == Status.BAD_TREE
+    assert emitted(verdict, 0) == []
+    assert not verdict.status[1:].any()
 
 
 @each_rule

@@ -1,0 +1,106 @@
+"""Loops that also run inside `shard_map` with its default check of varying axes.
+
+Under `shard_map` the type of an array says over which mesh axes it varies, and a loop must keep the
+types of its carry. A carry that starts from constants does not vary yet. The loops here let every
+part of a carry vary over the axes that any part of it varies over; outside `shard_map` they are
+those of `jax.lax`.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+T = TypeVar("T")
+
+
+def varying_alike(tree: T) -> T:
+    """Let every array of a tree vary over all mesh axes that any of them varies over.
+
+    Args:
+      tree: pytree of arrays.
+    """
+    return _cast(tree, _axes_of_all(tree))
+
+
+def while_loop(condition: Callable[[T], jax.Array], body: Callable[[T], T], start: T) -> T:
+    """Loop as `lax.while_loop` does; a part of `start` must vary wherever the body's results do."""
+    axes = _axes_of_all(start)
+    return lax.while_loop(condition, lambda state: _cast(body(state), axes), _cast(start, axes))
+
+
+def fori_loop(trips: int, body: Callable[[jax.Array, T], T], start: T) -> T:
+    """Run `body(trip, state)` for trip = 0 .. trips - 1, int32, also in 64-bit mode."""
+    axes = _axes_of_all(start)
+    return lax.fori_loop(
+        np.int32(0),
+        np.int32(trips),
+        lambda trip, state: _cast(body(trip, state), axes),
+        _cast(start, axes),
+    )
+
+
+def scan(
+    step: Callable[[T, Any], tuple[T, jax.Array]], start: T, inputs: jax.Array
+) -> tuple[T, jax.Array]:
+    """Loop over the rows of `inputs` as `lax.scan` does, with a carry that varies as they do."""
+    axes = _axes_of_all((start, inputs))
+
+    def body(state: T, row: Any) -> tuple[T, jax.Array]:
+        state, result = step(state, row)
+        return _cast(state, axes), result
+
+    return lax.scan(body, _cast(start, axes), inputs)
+
+
+def zeros_like_result(make: Callable[[], T]) -> T:
+    """Return zeros of the shapes, dtypes and varying axes of what `make` would return."""
+    return jax.tree.map(
+        lambda like: _cast(jnp.zeros(like.shape, like.dtype), _axes(like)), jax.eval_shape(make)
+    )
+
+
+def when(condition: jax.Array, make: Callable[[], T], otherwise: T | None = None) -> T:
+    """Return `make()` if the condition holds, else `otherwise`, doing the work only then.
+
+    A loop of one trip or none: unlike `cond` it stays lazy under `vmap`, where it runs if any
+    sequence of the batch needs it.
+
+    Args:
+      condition: bool [].
+      make: makes a pytree of arrays.
+      otherwise: of the same shapes and dtypes; default zeros.
+    """
+    start = (condition, zeros_like_result(make) if otherwise is None else otherwise)
+    return while_loop(lambda state: state[0], lambda _: (jnp.zeros((), bool), make()), start)[1]
+
+
+def _axes(array: Any) -> frozenset:
+    """Return the mesh axes that an array, or its shape, varies over; none outside `shard_map`."""
+    kind = array if isinstance(array, jax.ShapeDtypeStruct) else jax.typeof(array)
+    # JAX has moved this: `vma` until 0.9, a part of `manual_axis_type` since.
+    manual = getattr(kind, "manual_axis_type", None)
+    varying = getattr(kind, "vma", None) if manual is None else manual.varying
+    return frozenset(varying or ())
+
+
+def _axes_of_all(tree: Any) -> frozenset:
+    return frozenset().union(*map(_axes, jax.tree.leaves(tree)))
+
+
+def _cast(tree: T, axes: frozenset) -> T:
+    if not axes:
+        return tree
+
+    def cast(array: Any) -> Any:
+        missing = tuple(sorted(axes - _axes(array)))
+        if not missing:
+            return array
+        if hasattr(lax, "pcast"):
+            return lax.pcast(array, missing, to="varying")
+        return lax.pvary(array, missing)  # type: ignore[attr-defined]
+
+    return jax.tree.map(cast, tree)

@@ -52,7 +52,8 @@ def cut(tree: Tree, keep: jax.Array) -> tuple[Tree, jax.Array]:
       padding).
 
     >>> from jaxspec.trees import make_tree
-    >>> tree, nodes = cut(make_tree([-1, 5, 7, 2], [-1, 0, 0, 1]), jnp.array([True, False, True, True]))
+    >>> tree = make_tree([-1, 5, 7, 2], [-1, 0, 0, 1])
+    >>> tree, nodes = cut(tree, jnp.array([True, False, True, True]))
     >>> tree.tokens.tolist(), nodes.tolist()
     ([-1, 7, -1, -1], [0, 2, -1, -1])
     """
@@ -97,4 +98,4 @@ def node_rows(rows: Rows, nodes: jax.Array) -> Rows:
 
 
 def _is_node(tree: Tree) -> jax.Array:
-    return jnp.arange(tree.max_nodes, dtype=jnp.int32) < tree.num_nodes
+    return jnp.arange(tree.max_nodes, dtype=jnp.int32) < tree.num_nodes.astype(jnp.int32)

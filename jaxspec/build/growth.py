@@ -95,9 +95,7 @@ def assert_between(name: str, value: Any, least: int, most: int | None = None) -
 
 
 def count_nodes(widths: Iterable[int]) -> int:
-    """Return the nodes of a tree of these widths, the root counted; beyond `MAX_NODES` some number
-    that is greater.
-    """
+    """Count the nodes of a tree of these widths, the root too, up to the first beyond `MAX_NODES`."""
     total = level = 1
     for width in widths:
         level *= width

@@ -233,8 +233,8 @@ class FixedTree:
         assert_kind("widths", self.widths, Sequence, wanted)
         if not 1 <= len(self.widths) < MAX_NODES:
             raise ValueError(
-                f"widths are {reprlib.repr(self.widths)}: must be from 1 to {MAX_NODES - 1} widths, one "
-                "for each depth"
+                f"widths are {reprlib.repr(self.widths)}: must be from 1 to {MAX_NODES - 1} widths, "
+                "one for each depth"
             )
         for depth, width in enumerate(self.widths):
             assert_between(f"widths are {self.widths}: the one at depth {depth}", width, 1)

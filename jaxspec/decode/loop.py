@@ -120,7 +120,9 @@ class Decoder:
         """
         tokens = self.target.check_context(requests.tokens_of("the prompt", prompt))
         if len(tokens) > self._capacity:
-            raise ValueError(f"the prompt has {len(tokens)} tokens, max_context is {self._capacity}")
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, max_context is {self._capacity}"
+            )
         return self._finish(start_state(tokens, key, int(self.drafter.first_depth)))
 
     def step(self, state: DecodeState) -> tuple[DecodeState, RoundRecord]:

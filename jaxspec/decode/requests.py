@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxspec.build import TINY, assert_between
-from jaxspec.checks import assert_kind, assert_whole, described
+from jaxspec.checks import assert_kind, described
 from jaxspec.verify import RULES, Rule
 
 MOST_TOKENS = 2**31 - 1

@@ -79,8 +79,8 @@ class TreeAttention:
             is_whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
             if not is_whole or not 1 <= size < 2**31:
                 raise ValueError(
-                    f"slots is {slots!r} and chunk {chunk!r}: both must be at least 1, and {size_name} "
-                    "an integer of 32 bits"
+                    f"slots is {slots!r} and chunk {chunk!r}: both must be at least 1, and "
+                    f"{size_name} an integer of 32 bits"
                 )
         if transform is not None:
             assert_kind("transform", transform, Softmax, "a Softmax(temperature), or None")

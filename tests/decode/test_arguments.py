@@ -34,7 +34,14 @@ ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 1.0, 1.5, -0.5, math.nan, math.inf, 2**31, 2**64, 2**70),
     *(10**400, 1j, "", "2", "token", b"x", [], [1], (1, 0), (-1,), (1.5,), ("a",), [True], [None]),
     *({}, {1: 2}, set(), {1}, {1.5}, frozenset(["a", 1]), iter([1]), range(2), [[1], [1, 2]]),
-    *(np.array(1), np.array([1, 2]), np.array([[1]]), np.array([1.5]), np.array(["a"]), np.bool_(1)),
+    *(
+        np.array(1),
+        np.array([1, 2]),
+        np.array([[1]]),
+        np.array([1.5]),
+        np.array(["a"]),
+        np.bool_(1),
+    ),
     *(np.float32(2), np.ma.array([1, 2], mask=[0, 1]), jnp.array([1]), KEY, jax.random.PRNGKey(0)),
     *(object(), int, Provider, js.Rule, js.RULES["token"], len, NoDraft, NoDraft(), POLICY, TARGET),
 ]
@@ -44,7 +51,15 @@ DOORS: dict[str, Callable[[Any], Any]] = {
         f"Decoder({name})": lambda x, name=name: Decoder(
             **{"target": TARGET, "drafter": NoDraft(), name: x}
         ).describe()
-        for name in ("target", "drafter", "new_tokens", "bonus", "stop_tokens", "max_context", "score")
+        for name in (
+            "target",
+            "drafter",
+            "new_tokens",
+            "bonus",
+            "stop_tokens",
+            "max_context",
+            "score",
+        )
     },
     "start(prompt)": lambda x: PLAIN.start(x, KEY),
     "start(key)": lambda x: PLAIN.start([0], x),
@@ -89,7 +104,7 @@ def test_an_odd_argument_is_taken_or_a_value_error_of_one_line(door: str) -> Non
         try:
             DOORS[door](value)
         except ValueError as error:
-            assert 0 < len(str(error)) < 700, (value, error)  # noqa: PT017
+            assert 0 < len(str(error)) < 700, (value, error)
 
 
 @pytest.mark.parametrize("value", [1.5, math.nan, True, 2**70, 0, "3", None, [3], np.float64(2)])
@@ -100,7 +115,7 @@ def test_a_budget_that_is_none_is_refused_by_name(value: Any) -> None:
 
 @pytest.mark.parametrize("stops", [2, "1", [1.0], [True], {1: 2}, [3], [-1], np.array(1), [[1]]])
 def test_stop_tokens_that_are_none_are_refused_by_name(stops: Any) -> None:
-    with pytest.raises(ValueError, match="stop.token"):
+    with pytest.raises(ValueError, match=r"stop.token"):
         Decoder(TARGET, stop_tokens=stops)
 
 
@@ -137,7 +152,7 @@ def test_a_drafter_that_gives_something_else_than_a_draft_is_named(name: str) ->
 
     wrong = object.__new__(Wrong)
     wrong.__dict__.update(kind.__dict__)
-    with pytest.raises(ValueError, match="what the drafter proposed is of type .*: must be a"):
+    with pytest.raises(ValueError, match=r"what the drafter proposed is of type .*: must be a"):
         Decoder(TARGET, wrong, 4).run((0,), KEY)
 
 

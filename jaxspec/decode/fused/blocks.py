@@ -149,9 +149,7 @@ class Blocks:
                 logits, cache = self.stretch(params, front, cache, root)
             else:
                 within = seen[:, :width, :width]
-                logits, cache = self.nodes(
-                    params, front, depths[:, :width], within, cache, root
-                )
+                logits, cache = self.nodes(params, front, depths[:, :width], within, cache, root)
             return jnp.where(is_end[:, :width, None], 0.0, logits), cache
 
         if len(widths) == 1:

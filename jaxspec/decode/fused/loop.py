@@ -399,7 +399,7 @@ class FusedDecoder:
             seen,
             cache,
             view.root,
-            jnp.max(tree.num_nodes),
+            jnp.max(tree.num_nodes.astype(jnp.int32)),
             is_end,
         )
 
@@ -435,7 +435,7 @@ class FusedDecoder:
 
         proposed = each_row(proposed_depth)(tree.level_sizes)
         depth = self.drafter.next_depth(state.depth, accepted, proposed)
-        candidates = tree.num_nodes - 1
+        candidates = tree.num_nodes.astype(jnp.int32) - 1
         return dataclasses.replace(
             state,
             tokens=put(state.tokens, emitted),

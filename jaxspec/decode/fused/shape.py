@@ -38,8 +38,8 @@ class Shape:
             assert_whole(f"widths are {self.widths}: the one at depth {depth}", width, 1)
         if len(self.widths) >= MAX_NODES or count_nodes(self.widths) > MAX_NODES:
             raise ValueError(
-                f"widths are {reprlib.repr(self.widths)}: more than {MAX_NODES} nodes, the most that a "
-                "tree may have"
+                f"widths are {reprlib.repr(self.widths)}: more than {MAX_NODES} nodes, the most that "
+                "a tree may have"
             )
 
     @property

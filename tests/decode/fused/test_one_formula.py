@@ -18,9 +18,7 @@ from jaxspec.language_model import LanguageModel
 from jaxspec.providers import Provider, Softmax
 
 THREE_OF_NINE = np.array([0, 0, 0, *[-np.inf] * 6], np.float32)
-POLICY = AdaptiveTreePolicy(
-    min_width=1, max_width=4, max_depth=1, first_depth=1, max_nodes=8
-)
+POLICY = AdaptiveTreePolicy(min_width=1, max_width=4, max_depth=1, first_depth=1, max_nodes=8)
 
 
 def constant(name: str, logits: np.ndarray) -> LanguageModel:
@@ -30,7 +28,13 @@ def constant(name: str, logits: np.ndarray) -> LanguageModel:
         return jnp.broadcast_to(params, (tokens.shape[0], len(logits))), cache
 
     return LanguageModel(
-        name, len(logits), jnp.asarray(logits), forward, lambda n: jnp.zeros(n), lambda c, *_: c, True
+        name,
+        len(logits),
+        jnp.asarray(logits),
+        forward,
+        jnp.zeros,
+        lambda c, *_: c,
+        True,
     )
 
 

@@ -15,7 +15,6 @@ import jaxspec as js
 from jaxspec.decode import (
     AdaptiveTree,
     Decoder,
-    Drafter,
     FixedTree,
     NoDraft,
     SampledPath,

@@ -7,8 +7,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from jaxspec.loops import while_loop
 from jaxspec.proposals import Rows, as_source
 from jaxspec.trees import NONE, ROOT, Tree, ancestor_mask, tree_of_parents
 
@@ -93,7 +93,7 @@ def node_rows(rows: Rows, nodes: jax.Array) -> Rows:
     def move(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros((), bool), jnp.take(state[1], from_row, axis=0, mode="clip")
 
-    _, values = lax.while_loop(lambda state: state[0], move, (is_moved, source.values))
+    _, values = while_loop(lambda state: state[0], move, (is_moved, source.values))
     return values if isinstance(rows, jax.Array) else dataclasses.replace(rows, values=values)
 
 

@@ -1,5 +1,6 @@
 """Nothing is drafted or scored below a stop token, in either loop."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_model import row_after
 from small import (
     DRAFT,
     FUSED,
@@ -128,6 +130,8 @@ class Watched:
 
         def verify(draws: Any, proposal: Any, rows: Any, bonus: Any) -> js.Verdict:
             jax.debug.callback(self._note, proposal.tree.tokens, proposal.tree.parents)
+            if proposal.draft_rows is not None and not rule.is_path:
+                jax.debug.callback(self._note_rows, proposal.draft_rows.values)
             return rule.verify(draws, proposal, rows, bonus)
 
         watched = js.Rule(
@@ -140,6 +144,9 @@ class Watched:
 
     def _note(self, tokens: Any, parents: Any) -> None:
         self.trees.append((np.asarray(tokens), np.asarray(parents)))
+
+    def _note_rows(self, rows: Any) -> None:
+        self.rows = np.asarray(rows)
 
 
 @functools.cache
@@ -156,14 +163,6 @@ STOPS = (0, 3)
 def test_the_compiled_loop_verifies_no_tree_with_nodes_below_a_stop_token(name: str) -> None:
     one = watched(name)
     one.trees.clear()
-    texts = one.decoder.run(
-        PROMPTS, keys(3), new_tokens=25, temperature=0.25, stop_tokens=[STOPS, [], []]
-    )
-    jax.effects_barrier()
-    assert texts[0].new_tokens[-1] in STOPS
-    texts = one.decoder.run([[2, 2]], keys(1), new_tokens=25, temperature=1.0, stop_tokens=STOPS)
-    jax.effects_barrier()
-    del one.trees[:]
     for seed in range(4):
         one.decoder.run(
             [[1, 2, 1, 2, 1]], keys(1, seed), new_tokens=25, temperature=1.0, stop_tokens=STOPS
@@ -175,6 +174,29 @@ def test_the_compiled_loop_verifies_no_tree_with_nodes_below_a_stop_token(name: 
         number_of_stops += is_stop.sum()
         assert not is_stop[parents[parents > 0]].any()
     assert number_of_stops > 0 or name == "lookup tree"
+
+
+def test_the_rows_of_a_cut_tree_are_those_that_its_tokens_were_drawn_from() -> None:
+    one, moved = watched("traversal"), 0
+    for seed in range(3):
+        state = one.decoder.start(
+            [[2, 2]], keys(1, seed), new_tokens=25, temperature=1.0, stop_tokens=STOPS
+        )
+        while state.ending.tolist() == [fused.Ending.NONE]:
+            text = tuple(state.tokens[0, : int(state.length[0])].tolist())
+            one.trees.clear()
+            state = one.decoder.advance(state, max_rounds=1)
+            jax.effects_barrier()
+            ((tokens, parents),) = one.trees
+            paths = {0: text}
+            for node in range(1, int((parents >= 0).sum()) + 1):
+                paths[node] = (*paths[int(parents[node])], int(tokens[node]))
+            for node in set(parents[parents >= 0].tolist()):
+                row = np.asarray(jax.nn.softmax(row_after(paths[node], VOCAB, noise=0.5)))
+                np.testing.assert_allclose(one.rows[node], row, atol=1e-6)
+                moved += node == 1 and int(tokens[2]) in STOPS
+            moved += int(tokens[1]) in STOPS and 2 in parents
+    assert moved > 0
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -208,8 +230,6 @@ def test_with_stop_tokens_the_compiled_text_is_that_of_the_host_loop(name: str) 
 
 
 def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
-    import dataclasses
-
     def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
         logits, cache = TARGET.forward(params, tokens, positions, mask, cache, at)
         return jnp.where((tokens == 1)[:, None] & (positions > 3)[:, None], jnp.nan, logits), cache
@@ -221,4 +241,3 @@ def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
         (text,) = path.run([[0, 2]], keys(1, seed), **options)
         (other,) = decoder("path by token").run([[0, 2]], keys(1, seed), **options)
         assert (text.tokens, text.status) == (other.tokens, 0)
-    assert VOCAB > 1

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import DRAFT, PROMPTS, TARGET, VOCAB, host_drafters, keys, provider
+from small import DRAFT, PROMPTS, TARGET, host_drafters, keys, provider
 
 import jaxspec as js
 from jaxspec.build import entropies, likeliest, normalised_entropy, top_k
@@ -146,4 +146,3 @@ def test_without_a_bonus_and_with_stop_tokens_both_loops_decode_one_text(name: s
         assert text.rounds == len(host.rounds)
         assert text.drafted == sum(each.num_drafted for each in host.rounds)
         assert text.accepted == sum(each.num_accepted for each in host.rounds)
-    assert VOCAB == 5

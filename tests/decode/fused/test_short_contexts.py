@@ -210,6 +210,5 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         assert text.rounds == len(one.rounds)
         assert text.status == 0
         strange = next(n for n, token in enumerate(text.tokens) if token >= VOCAB)
-        assert js is not None
         assert fused.Source.DRAFT not in text.sources[strange + 1 :]
     assert sum(text.accepted for text in texts) > 0

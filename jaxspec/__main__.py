@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import textwrap
 import time
@@ -13,44 +14,83 @@ from jaxspec import compare, generate
 from jaxspec.audit.report import KNOWN_COUNTS, AuditReport, audit_rules
 from jaxspec.decode import differences, load_rounds
 from jaxspec.records import RecordError
-from jaxspec.terminal import Progress, count, mark, print_note, refuse
+from jaxspec.terminal import (
+    INTERRUPTED,
+    NOBODY_READS,
+    REFUSED,
+    Parser,
+    Progress,
+    count,
+    drop_output,
+    explain,
+    leave,
+    mark,
+    print_line,
+    print_note,
+    print_table,
+    program,
+    reason,
+    refuse,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-      argv: the arguments; those of the process by default.
+      argv: the arguments. None for those of the process, which an interrupt then ends at once.
 
     Returns:
-      The exit status: 0 if everything that was to be shown holds, else 1; 130 if interrupted.
+      The exit status: 0 if everything that was to be shown holds, else 1; 2 if arguments or files
+      are wrong or the output cannot be written; 130 if interrupted; 141 if what reads the output
+      has left.
 
     Raises:
       SystemExit: after `--help` and `--version` with status 0, for bad arguments with status 2.
     """
-    parser = make_parser()
-    args, rest = parser.parse_known_args(argv)
-    if rest and args.command != "bench":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if sys.stderr is None:  # closed: errors would go to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process is
     try:
-        status = args.run(args, rest)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Nobody reads on. Without a place to go, what is left would raise again at exit.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        return 1
+        if sys.stdout is None:
+            return refuse("standard output is closed: there is nowhere to print to")
+        return run(argv)
     except KeyboardInterrupt:
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would cut this short
         print("\ninterrupted", file=sys.stderr)
-        return 130
+        if argv is None:
+            leave(INTERRUPTED)
+        return INTERRUPTED
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Run a command and write out what it printed."""
+    status = 0
+    try:
+        try:
+            parser = make_parser()
+            args, rest = parser.parse_known_args(argv)
+            if rest and args.command != "bench":
+                args.parser.refuse_unknown(rest)
+            status = args.run(args, rest)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return NOBODY_READS
+    except OSError as error:
+        drop_output()
+        if status == REFUSED:  # by the command, which met with the same
+            return status
+        is_output = error.filename is None
+        return refuse(f"standard output: {reason(error)}" if is_output else explain(error))
     return status
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Describe the commands; each sets `run`, a function of its arguments and of those left over."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxspec",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        prog=program(),
         description=textwrap.dedent(
             """\
             Verify speculative decoding in JAX: which drafted tokens a target model keeps.
@@ -61,10 +101,11 @@ def make_parser() -> argparse.ArgumentParser:
             Takes about a minute on two cores."""
         ),
         epilog="exit status: 0 if everything that was to be shown holds, 1 if not, 2 for bad "
-        "arguments",
+        "arguments or files, or output that cannot be written, 130 if interrupted, 141 if what reads "
+        "the output has left",
     )
     parser.add_argument("--version", action="version", version=f"jaxspec {jaxspec.__version__}")
-    parser.set_defaults(run=run_everything)
+    parser.set_defaults(run=run_everything, parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     audit = commands.add_parser(
         "audit",
@@ -75,10 +116,11 @@ def make_parser() -> argparse.ArgumentParser:
         "no text of target probability 0 comes out, no input was flagged, replays agree with every "
         "cell of the law, and the mean number of accepted tokens is the known one where one is "
         "known.",
-        epilog="exit status: 0 if every rule is proved, 1 if not, 2 for bad arguments",
+        epilog="exit status: 0 if every rule is proved, 1 if not, 2 for bad arguments or output "
+        "that cannot be written",
     )
     audit.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    audit.set_defaults(run=run_audit)
+    audit.set_defaults(run=run_audit, parser=audit)
     compare_texts = commands.add_parser(
         "compare",
         help="decode one prompt plainly, by a path and by trees, and compare",
@@ -87,21 +129,21 @@ def make_parser() -> argparse.ArgumentParser:
         "models, its acceptance, and a test of whether the first two tokens have the law of plain "
         "decoding. The texts themselves need not agree: the decoders use different draws.",
         epilog="exit status: 0 if no law differs, 1 if one does (by chance, at level 0.001 for each "
-        "decoder, or in earnest), 2 for bad arguments",
+        "decoder, or in earnest), 2 for bad arguments or output that cannot be written",
     )
     compare.add_arguments(compare_texts)
-    compare_texts.set_defaults(run=lambda args, rest: compare.main(args))
+    compare_texts.set_defaults(run=lambda args, rest: compare.main(args), parser=compare_texts)
     generate_text = commands.add_parser(
         "generate",
-        help="stream a text from a real network, with and without a draft",
+        help="stream a text from a real network",
         description="Continue a prompt with a network, drafted and verified in one compiled loop, "
-        "and mark the tokens that were drafted and accepted. Ends with tokens per target call, and "
-        "tokens per second beside the plain loop of the same run.",
+        "and mark the tokens that were drafted and accepted. Prints the text as it comes, then tokens "
+        "per target call and what ends a text.",
         epilog="exit status: 0 if the text was written, 1 if a round decided on no token, 2 for bad "
         "arguments, models that do not fit each other, or something that is not installed",
     )
     generate.add_arguments(generate_text)
-    generate_text.set_defaults(run=lambda args, rest: generate.main(args))
+    generate_text.set_defaults(run=lambda args, rest: generate.main(args), parser=generate_text)
     replay = commands.add_parser(
         "replay",
         help="derive every verdict of a record file again",
@@ -109,10 +151,10 @@ def make_parser() -> argparse.ArgumentParser:
         "`jaxspec.decode.save_rounds` wrote: draw the candidates again from the draft's draws, "
         "derive each verdict again, and say which round differs.",
         epilog="exit status: 0 if every round is as recorded, 1 if one differs, 2 if the file cannot "
-        "be read or is no record of rounds",
+        "be read or is no record of rounds, or output cannot be written",
     )
     replay.add_argument("file", metavar="FILE", help="a .json or .npz file of rounds")
-    replay.set_defaults(run=run_replay)
+    replay.set_defaults(run=run_replay, parser=replay)
     # The benchmarks read their own arguments, --help among them.
     bench = commands.add_parser(
         "bench", add_help=False, help="time the verifiers against a floor measured in the same run"
@@ -137,7 +179,9 @@ def run_everything(args: argparse.Namespace, rest: Sequence[str]) -> int:
     compare.print_texts(prompt, decoded, models.alphabet)
     print_result(report, seconds=time.perf_counter() - start)
     if not is_expected:
-        print("NOT AS EXPECTED: the acceptance on real text is not what the rows say it must be")
+        print_line(
+            "NOT AS EXPECTED: the acceptance on real text is not what the rows say it must be"
+        )
     return 0 if report.is_proved and is_expected else 1
 
 
@@ -168,35 +212,43 @@ def run_replay(args: argparse.Namespace, rest: Sequence[str]) -> int:
     try:
         rounds = load_rounds(args.file)
     except (OSError, RecordError) as error:
-        return refuse(str(error), "replay")
+        return refuse(explain(error), "replay")
     found = differences(rounds)
     for difference in found:
-        print(difference)
+        print_line(str(difference))
     differing = len({difference.round for difference in found})
-    print(f"{count(len(rounds), 'round')} replayed, {differing} differ")
+    print_line(f"{count(len(rounds), 'round')} replayed, {differing} differ")
     return 1 if found else 0
 
 
 def print_audit(report: AuditReport) -> None:
     """Print grids and laws, a line each."""
     jaxspec_version, *others = (f"{name} {number}" for name, number in report.versions.items())
-    print(f"{jaxspec_version} on {report.device}, with {', '.join(others)}")
+    print_line(f"{jaxspec_version} on {report.device}, with {', '.join(others)}")
     print()
-    print("COUNTS of outcomes over grids of 10000 draws, through the jitted verifiers")
-    for name, counts in report.grids.items():
-        is_known = mark(counts == KNOWN_COUNTS[name])
-        print(f"  {name.replace('_', ' '):<20} {list(counts)!s:<67} {is_known:>5}")
+    print_line("COUNTS of outcomes over grids of 10000 draws, through the jitted verifiers")
+    lines, rows = [], []
+    for grid, counts in report.grids.items():
+        name, is_known = grid.replace("_", " "), mark(counts == KNOWN_COUNTS[grid])
+        lines.append(f"  {name:<20} {list(counts)!s:<67} {is_known:>5}")
+        rows.append((name, {"counts": str(list(counts)), "as known:": is_known}))
+    print_table(lines, rows)
     print()
-    print("EXACT LAWS of one round, draft draws included, held against the target's joint law")
-    print(f"  {'rule':<20} {'case':<40} {'tv':>7} {'accepted':>9} {'known':>9}")
+    print_line("EXACT LAWS of one round, draft draws included, held against the target's joint law")
+    lines, rows = [f"  {'rule':<20} {'case':<40} {'tv':>7} {'accepted':>9} {'known':>9}"], []
     above = ""
     for law in report.laws:
         rule, above = law.rule if law.rule != above else "", law.rule
         known = "" if law.known_accepted is None else f"{law.known_accepted:.6f}"
-        print(
-            f"  {rule:<20} {law.case:<40} {law.tv:7.1e} {law.expected_accepted:9.6f} {known:>9} "
-            f"{mark(law.is_proved):>4}"
+        tv, accepted, is_proved = (
+            f"{law.tv:.1e}",
+            f"{law.expected_accepted:.6f}",
+            mark(law.is_proved),
         )
+        lines.append(f"  {rule:<20} {law.case:<40} {tv:>7} {accepted:>9} {known:>9} {is_proved:>4}")
+        cells = {"tv": tv, "accepted": accepted, "known": known, "proved:": is_proved}
+        rows.append((f"{law.rule}: {law.case}", cells))
+    print_table(lines, rows)
     print_note(
         "tv: total variation from the target's law, at most 1e-6. accepted: mean number of accepted "
         "tokens; known: what theory says."
@@ -208,16 +260,17 @@ def print_result(report: AuditReport, *, seconds: float) -> None:
     """Print what is proved, or what is not and why."""
     for name, counts in report.grids.items():
         if counts != KNOWN_COUNTS[name]:
-            print(f"NOT PROVED: {name}: counted {list(counts)}, wanted {list(KNOWN_COUNTS[name])}")
+            wanted = list(KNOWN_COUNTS[name])
+            print_line(f"NOT PROVED: {name}: counted {list(counts)}, wanted {wanted}")
     for law in report.laws:
         if not law.is_proved:
-            print(
+            print_line(
                 f"NOT PROVED: {law.rule}, {law.case}: tv {law.tv:.1e}, mass of impossible text "
                 f"{law.impossible:.1e}, flagged {law.flagged:.1e}, cells missed {law.cells.misses}"
             )
     if report.is_proved:
         rules = len({law.rule for law in report.laws})
-        print(
+        print_line(
             f"PROVED in {seconds:.0f} s: {rules} rules in {len(report.laws)} cases, total variation "
             f"at most {report.greatest_tv:.1e}"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxspec import experiments
+from jaxspec import experiments, records
 from jaxspec.decode import (
     AdaptiveTree,
     AdaptiveTreePolicy,
@@ -34,14 +34,18 @@ from jaxspec.models import encode, shipped_models, shipped_providers, shipped_te
 from jaxspec.providers import Context, Provider
 from jaxspec.score import TreeAttention, score_batched
 from jaxspec.terminal import (
-    WIDTH,
     Progress,
     check_seed,
     count,
+    explain,
     mark,
+    print_line,
     print_note,
+    print_table,
     print_text,
+    reason,
     refuse,
+    width,
 )
 
 NEW_TOKENS = 180
@@ -108,8 +112,8 @@ def main(args: argparse.Namespace) -> int:
                 f"--prompt has {len(tokens)} characters: {models.target.name} has room for "
                 f"{models.max_context} in all"
             )
-    except (ImportError, ValueError) as error:
-        return refuse(str(error), "compare")
+    except (ImportError, OSError, ValueError) as error:
+        return refuse(explain(error), "compare")
     progress = Progress()
     decoded = decode_all(models, tokens, args.new_tokens, args.seed, progress)
     laws = compare_laws(decoded, tokens, args.law_runs, args.seed, progress)
@@ -139,7 +143,7 @@ def print_results(
     print_acceptance(decoded)
     for name, law in laws.items():
         words = f"{name} against plain, {experiments.law_in_words(law)}"
-        print(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="    "))
+        print(textwrap.fill(words, width(), initial_indent="  ", subsequent_indent="    "))
     if laws:
         print()
     print_texts(prompt, decoded, models.alphabet)
@@ -161,10 +165,10 @@ def check(args: argparse.Namespace) -> None:
     for option, name in (("--plot", args.plot), ("--save", args.save)):
         if name is None:
             continue
-        if not Path(name).parent.is_dir():
-            raise ValueError(f"{option} {name}: there is no folder {Path(name).parent}")
-        if Path(name).is_dir():
-            raise ValueError(f"{option} {name}: it is a folder, and a file is to be written there")
+        try:
+            records.destination(name)
+        except OSError as error:
+            raise ValueError(f"{option} {records.shortened(name)}: {reason(error)}") from error
 
 
 def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[str]:
@@ -178,15 +182,15 @@ def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[
         try:
             save_rounds(args.save, decoded[-1].records)
         except (OSError, ValueError) as error:
-            failures.append(f"--save {args.save}: not written: {error}")
+            failures.append(f"--save {args.save}: not written: {explain(error)}")
         else:
             print(f"rounds of the {decoded[-1].run.name} saved to {args.save}", file=sys.stderr)
     if args.plot is not None:
         plain, *others = (each.run for each in decoded)
         try:
             experiments.plot([experiments.Comparison(plain, other) for other in others], args.plot)
-        except (ImportError, OSError, ValueError) as error:
-            failures.append(f"--plot {args.plot}: not written: {error}")
+        except Exception as error:  # matplotlib has errors of its own
+            failures.append(f"--plot {args.plot}: not written: {explain(error)}")
     return failures
 
 
@@ -325,13 +329,32 @@ def print_decoded(decoded: Sequence[Decoded], models: Models) -> None:
     runs = [each.run for each in decoded]
     length = max(len(run.text) for run in runs)
     names = f"target {models.target.name}, draft {models.draft.name}"
-    print(f"REAL TEXT: {count(length, 'character')}, {names}")
-    print(textwrap.indent(experiments.table(runs), "  "))
+    print_line(f"REAL TEXT: {count(length, 'character')}, {names}")
+    lines = textwrap.indent(experiments.table(runs), "  ").splitlines()
+    print_table(lines, [(run.name, costs_of(run)) for run in runs])
     print_note(
         "queries: contexts scored; calls: invocations of the model; batches: hypothetical, one for "
         "each round of the target and for each level of the draft. No time is claimed here."
     )
     print()
+
+
+def costs_of(run: experiments.Run) -> dict[str, str]:
+    """Return the cells of a run's row by their heads."""
+    metrics = run.metrics
+    rates = {
+        "tokens/batch": metrics.tokens_per_target_batch,
+        "acceptance": metrics.acceptance.value,
+    }
+    return {
+        "rounds": str(metrics.rounds),
+        **{name: "-" if value is None else f"{value:.2f}" for name, value in rates.items()},
+        **{
+            f"{model} {what}": str(getattr(metrics, f"{model}_{what}"))
+            for model in ("target", "draft")
+            for what in ("queries", "calls", "batches")
+        },
+    }
 
 
 def print_acceptance(decoded: Sequence[Decoded]) -> bool:
@@ -340,7 +363,7 @@ def print_acceptance(decoded: Sequence[Decoded]) -> bool:
     Returns:
       Whether each is within `MAX_DEVIATION` standard errors of its mean.
     """
-    lines = []
+    lines, rows = [f"  {'':14} {'acceptance':>11} {'expected':>17}"], []
     is_expected = True
     for each in decoded:
         chances = np.array([c for record in each.records for c in chances_of(record)])
@@ -353,9 +376,11 @@ def print_acceptance(decoded: Sequence[Decoded]) -> bool:
         is_expected &= holds
         expected = f"{mean:.3f} +- {error:.3f}"
         lines.append(f"  {each.run.name:14} {rate:11.3f} {expected:>17} {mark(holds):>5}")
-    if not lines:  # a budget of one token leaves nothing to draft
+        cells = {"acceptance": f"{rate:.3f}", "expected": expected, "as expected:": mark(holds)}
+        rows.append((each.run.name, cells))
+    if not rows:  # a budget of one token leaves nothing to draft
         return True
-    print(f"  {'':14} {'acceptance':>11} {'expected':>17}", *lines, sep="\n")
+    print_table(lines, rows)
     print_note(
         "acceptance: how often one of a node's candidates was accepted, over the nodes visited. "
         "expected: its mean by the rows of these nodes, with the standard error: sum min(p, q) for "

@@ -1,26 +1,39 @@
-"""The command `generate`: stream a text from a real network, and show what drafting saved."""
+"""The command `generate`: stream a text from a real network, and measure what drafting saves."""
 
 import argparse
-import dataclasses
-import os
+import io
 import sys
-import time
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 
 from jaxspec.decode import fused
 from jaxspec.language_model import LanguageModel, Tokenizer
-from jaxspec.terminal import check_seed, check_temperature, refuse
+from jaxspec.streaming import MARKS, Timed, Writer, decode, marks_for
+from jaxspec.terminal import (
+    SMALLEST_FLOAT32,
+    Progress,
+    check_seed,
+    check_temperature,
+    count,
+    explain,
+    reason,
+    refuse,
+    width,
+)
 from jaxspec.verify import Status
-
-ROUNDS_AT_A_TIME = 4
-"""Rounds between two looks at the text: streaming costs one call of the compiled loop for each."""
 
 MAX_DEPTH = 16
 """Levels of a draft: each is one more forward in the program, and compiling takes as much longer."""
+
+PAIRS = 5
+"""Pairs of runs that `--compare` measures: one pair tells nothing on a machine with other work."""
+
+MOST_TOKENS = 2**20
+"""Bound on `--new-tokens` for a network without a limit of positions: its cache must fit in memory."""
 
 CHARACTER_LENGTHS = {16: 15, 10: 8, 6: 4}
 """Lookup lengths for tokens of one character, of which many match by chance."""
@@ -33,12 +46,19 @@ REASONS = {
 }
 """What keeps a round from deciding on a token."""
 
-MARKS = {"colour": ("\x1b[32m", "\x1b[0m"), "brackets": ("[", "]"), "none": ("", "")}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments of `generate`."""
-    parser.add_argument("--prompt", metavar="TEXT", required=True, help="text to continue")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument(
+        "--prompt", metavar="TEXT", help="text to continue; - reads it from standard input"
+    )
+    prompt.add_argument(
+        "--prompt-file",
+        metavar="PATH",
+        help="file of the text to continue, UTF-8; one line end at its end is left out, as from "
+        "standard input",
+    )
     parser.add_argument(
         "--model",
         metavar="DIR|smollm2|pair",
@@ -63,7 +83,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more forward to compile; no more than --new-tokens are drafted (default %(default)s)",
     )
     parser.add_argument(
-        "--chat", action="store_true", help="put the prompt in SmolLM2's form of a user's message"
+        "--chat",
+        action="store_true",
+        help="put the prompt in the model's form of a user's message: SmolLM2's, or the chat template "
+        "of the folder, for which jinja2 must be installed",
+    )
+    parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end before this text; may be given several times",
     )
     parser.add_argument(
         "--temperature",
@@ -73,7 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="0 for greedy (default %(default)s)",
     )
     parser.add_argument(
-        "--top-k", metavar="K", type=int, help="keep the K most probable tokens (default all)"
+        "--top-k",
+        metavar="K",
+        type=int,
+        default=0,
+        help="keep the K most probable tokens; 0 or -1 keeps all (default %(default)s)",
     )
     parser.add_argument(
         "--top-p",
@@ -93,6 +127,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens to generate, fewer if the model has no room (default %(default)s)",
     )
     parser.add_argument(
+        "--compare",
+        action="store_true",
+        help=f"afterwards measure the speed against the plain loop, in {PAIRS} pairs of runs one "
+        "after the other: a single pair is no measurement",
+    )
+    parser.add_argument(
         "--marks",
         choices=("auto", *MARKS),
         default="auto",
@@ -101,26 +141,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Timed:
-    """A text and how long its rounds took; reading the prompt and compiling are not counted.
-
-    Attributes:
-      text: the text.
-      seconds: of all its rounds.
-    """
-
-    text: fused.FusedText
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens per second."""
-        return len(self.text.new_tokens) / self.seconds if self.seconds else 0.0
-
-
 def run(args: argparse.Namespace, out: TextIO) -> int:
     """Generate a text and print it as it comes, then what it cost.
+
+    Everything is checked before anything is printed.
 
     Args:
       args: as `add_arguments` describes them.
@@ -135,48 +159,50 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
       OSError: a file cannot be read.
     """
     check(args)
+    given = read_prompt(args)
     target = load_target(args.model)
     tokenizer = target.tokenizer
     if tokenizer is None:
         raise ValueError(f"--model {args.model}: there is no tokenizer.json, so no text to tokens")
-    prompt = encode_prompt(args, tokenizer)
-    max_length = len(prompt) + args.new_tokens
-    if target.max_context is not None:
-        max_length = min(max_length, target.max_context)
-    if len(prompt) >= max_length:
-        raise ValueError(
-            f"--prompt has {len(prompt)} tokens: {target.name} has room for {max_length} in all"
-        )
+    prompt = encode_prompt(args, given, target)
+    max_length = room(args, target, len(prompt))
     drafter = make_drafter(args, target)
-    stops = tuple(getattr(tokenizer, "stop_tokens", ()))
-    sizes = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
+    stops = sorted(getattr(tokenizer, "stop_tokens", ()))
+    sizes: dict[str, Any] = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
     decoder = fused.FusedDecoder(target, drafter, **sizes)
     options = {
         # Bounded, for the loop keeps numbers of 32 bits; no text is longer, and no rank lower.
         "new_tokens": min(args.new_tokens, max_length),
         "temperature": args.temperature,
-        "top_k": None if args.top_k is None else min(args.top_k, target.vocab),
+        "top_k": min(args.top_k, target.vocab) if args.top_k > 0 else None,
         "top_p": args.top_p,
         "stop_tokens": stops,
     }
     key = jax.random.key(args.seed)
-    marks = MARKS[marks_for(args.marks, out)]
-    out.write(args.prompt + ("\n\n" if args.chat else ""))
+    state = decoder.start([prompt], key, **options)
+    progress = Progress()
+    progress("compiling and reading the prompt", 0, 1)
+    state = jax.block_until_ready(decoder.advance(state, max_rounds=0))
+    progress("", 1, 1)
+    writer = Writer(tokenizer, prompt, args.stop, MARKS[marks_for(args.marks, out)], out)
+    out.write(given + ("\n\n" if args.chat else ""))
     out.flush()
-    show = writer_of(tokenizer, marks, out)
-    timed = decode(decoder, prompt, key, show, options)
-    plain = timed
-    if not isinstance(drafter, fused.Plain):
-        loop = fused.FusedDecoder(target, **sizes)
-        plain = decode(loop, prompt, key, lambda text: None, options)
-    out.write("\n\n" + summary(args, target, timed, plain) + "\n")
-    return 1 if fused.Ending.UNDECIDED in (timed.text.ending, plain.text.ending) else 0
+    timed = decode(decoder, state, writer)
+    out.write("\n\n")
+    write_lines(summary(target, tokenizer, timed, writer), out)
+    if is_stuck(timed, writer):
+        return 1
+    if not args.compare:
+        return 0
+    plain = fused.FusedDecoder(target, **sizes)
+    options["new_tokens"] = max(writer.taken, 1)  # no more than were shown
+    return compare(plain, decoder, prompt, key, options, out)
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuse what is wrong whatever the model."""
-    if args.prompt == "":
-        raise ValueError("--prompt is empty: there must be a token to continue from")
+    from jaxspec import models
+
     for name, value in (("--new-tokens", args.new_tokens), ("--depth", args.depth)):
         if value < 1:
             raise ValueError(f"{name} is {value}: must be at least 1")
@@ -187,14 +213,64 @@ def check(args: argparse.Namespace) -> None:
         )
     if args.draft == "":
         raise ValueError("--draft is empty: name a folder, lookup, ngram, pair or none")
+    if args.compare and args.draft == "none":
+        raise ValueError(
+            "--compare: without a draft there is only the plain loop, nothing to compare"
+        )
     check_temperature(args.temperature)
-    if args.top_k is not None and args.top_k < 1:
-        raise ValueError(f"--top-k is {args.top_k}: must be at least 1")
-    if not 0 < args.top_p <= 1:
-        raise ValueError(f"--top-p is {args.top_p}: must be above 0 and at most 1")
+    if args.top_k < -1:
+        raise ValueError(f"--top-k is {args.top_k}: must be at least 1, or 0 or -1 to keep all")
+    if not SMALLEST_FLOAT32 <= args.top_p <= 1:
+        raise ValueError(
+            f"--top-p is {args.top_p}: must be above 0 and at most 1, in float32 at least "
+            f"{SMALLEST_FLOAT32:.1e}"
+        )
     check_seed(args.seed)
-    if args.chat and args.model != "smollm2":
-        raise ValueError("--chat is SmolLM2's form of a message: it needs --model smollm2")
+    try:
+        models.StopText(args.stop)
+    except ValueError as error:
+        raise ValueError(f"--stop: {error}") from error
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    """Return the text to continue: the argument, a file or standard input."""
+    option, text = "--prompt", args.prompt
+    if args.prompt_file is not None:
+        option = f"--prompt-file {args.prompt_file}"
+        try:
+            text = read_text(Path(args.prompt_file).read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{option}: {reason(error)}") from error
+    elif text == "-":
+        option = "--prompt -"
+        try:
+            if sys.stdin is None:
+                raise ValueError("it is closed")
+            text = read_text(sys.stdin.buffer.read())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{option}: standard input: {reason(error)}") from error
+    if text == "":
+        raise ValueError(f"{option} is empty: there must be a token to continue from")
+    return text
+
+
+def read_text(content: bytes) -> str:
+    """Return the text of a file without the line end that editors and `echo` put at its end."""
+    return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+
+
+def room(args: argparse.Namespace, target: LanguageModel, prompt: int) -> int:
+    """Return how many tokens prompt and text may have."""
+    most = target.max_context
+    if most is None:
+        if args.new_tokens > MOST_TOKENS:
+            raise ValueError(f"--new-tokens is {args.new_tokens}: must be at most {MOST_TOKENS}")
+        return prompt + args.new_tokens
+    if prompt >= most:
+        raise ValueError(
+            f"--prompt has {count(prompt, 'token')}: {target.name} has room for {most} in all"
+        )
+    return min(prompt + args.new_tokens, most)
 
 
 def load_target(name: str) -> LanguageModel:
@@ -214,6 +290,8 @@ def load_directory(option: str, name: str) -> LanguageModel:
 
     if not name or not Path(name).is_dir():  # Path("") would be the folder we are in
         raise ValueError(f"{option} {name}: there is no such folder, and it is no known name")
+    if not (Path(name) / "config.json").is_file():
+        raise ValueError(f"{option} {name}: there is no config.json, so it is no folder of a model")
     return models.load_huggingface(name)
 
 
@@ -241,13 +319,16 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> fused.Fused
     return fused.model_path(draft, depth)
 
 
-def encode_prompt(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
-    """Return the prompt's tokens."""
-    from jaxspec import models
-
-    text = models.chat_prompt(args.prompt) if args.chat else args.prompt
+def encode_prompt(args: argparse.Namespace, given: str, target: LanguageModel) -> list[int]:
+    """Return the prompt's tokens, in the form of a message for `--chat`."""
+    tokenizer: Any = target.tokenizer
     try:
-        tokens = tokenizer.encode(text)
+        if args.chat:
+            # A template writes the start token itself where it wants one.
+            text = chat_text(args, given, target)
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            tokens = tokenizer.encode(given)
     except ValueError as error:
         raise ValueError(f"--prompt: {error}") from error
     if not tokens:
@@ -255,99 +336,99 @@ def encode_prompt(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
     return tokens
 
 
-def decode(
-    decoder: fused.FusedDecoder,
-    prompt: Sequence[int],
-    key: jax.Array,
-    show: Callable[[fused.FusedText], None],
-    options: dict,
-) -> Timed:
-    """Decode one prompt to the end, a few rounds at a time."""
-    state = decoder.start([prompt], key, **options)
-    state = jax.block_until_ready(decoder.advance(state, max_rounds=0))  # compile, read the prompt
-    seconds = 0.0
-    while True:
-        (text,) = fused.texts_of(state)
-        show(text)
-        if text.ending != fused.Ending.NONE:
-            return Timed(text=text, seconds=seconds)
-        start = time.perf_counter()
-        state = jax.block_until_ready(decoder.advance(state, max_rounds=ROUNDS_AT_A_TIME))
-        seconds += time.perf_counter() - start
+def chat_text(args: argparse.Namespace, given: str, target: LanguageModel) -> str:
+    """Return the prompt as a user's message."""
+    from jaxspec import models
+
+    if args.model == "smollm2":
+        return models.chat_prompt(given)
+    template = getattr(target.tokenizer, "chat_template", None)
+    if template is None:
+        raise ValueError(f"--chat: {target.name} has no chat template, so no form of a message")
+    return template.render([{"role": "user", "content": given}])
 
 
-def writer_of(
-    tokenizer: Tokenizer, marks: tuple[str, str], out: TextIO
-) -> Callable[[fused.FusedText], None]:
-    """Make a function that writes what is new of a text, drafted stretches between marks.
-
-    A token may be a part of a character: its text is then held back until the rest is there. The
-    stop token that ended a text is not written.
-    """
-    shown = 0
-    written = ""
-
-    def write(text: fused.FusedText) -> None:
-        nonlocal shown, written
-        new, sources = text.new_tokens, text.sources[text.prompt_length :]
-        if text.ending == fused.Ending.STOP:
-            new = new[:-1]
-        is_marked = False
-        for place in range(shown, len(new)):
-            whole = tokenizer.decode(new[: place + 1])
-            if whole.endswith("\ufffd"):
-                continue
-            is_drafted = sources[place] == fused.Source.DRAFT
-            if is_drafted != is_marked:
-                out.write(marks[0] if is_drafted else marks[1])
-                is_marked = is_drafted
-            out.write(whole[len(written) :])
-            written = whole
-        if is_marked:
-            out.write(marks[1])
-        out.flush()
-        shown = len(new)
-
-    return write
-
-
-def marks_for(wanted: str, out: TextIO) -> str:
-    """Return the kind of marks: those asked for, else what the place bears."""
-    if wanted != "auto":
-        return wanted
-    return "colour" if out.isatty() and "NO_COLOR" not in os.environ else "brackets"
-
-
-def summary(args: argparse.Namespace, target: LanguageModel, timed: Timed, plain: Timed) -> str:
-    """Say what the text cost, beside the plain loop of the same run."""
+def summary(target: LanguageModel, tokenizer: Tokenizer, timed: Timed, writer: Writer) -> list[str]:
+    """Say what the text cost and what ends texts."""
     text = timed.text
-    count, ending = len(text.new_tokens), text.ending.name.lower()
+    new = len(text.new_tokens)
+    ending = text.ending.name.lower()
+    if writer.is_stopped:
+        ending = "stop string"
+        if more := new - writer.taken:
+            ending += f", {more} of them decoded after it and thrown away"
     lines = [
-        f"{target.name}: {count} tokens ({ending}), {text.rounds} target calls, "
+        f"{target.name}: {count(new, 'token')} ({ending}), {count(text.rounds, 'target call')}, "
         f"{text.tokens_per_call:.2f} tokens per call; {text.accepted} of {text.drafted} drafted "
         "tokens accepted"
     ]
-    stuck = {"": text} if plain is timed else {"": text, "the plain loop: ": plain.text}
-    reasons = [
-        name + why_undecided(each)
-        for name, each in stuck.items()
-        if each.ending == fused.Ending.UNDECIDED
-    ]
-    if reasons:  # a speed of a text that broke off would be compared with another text's
-        lines += reasons
-    elif plain is not timed:
-        ratio = timed.tokens_per_second / plain.tokens_per_second
-        lines.append(
-            f"{timed.tokens_per_second:.1f} tokens per second, plain loop "
-            f"{plain.tokens_per_second:.1f}: {ratio:.2f} times as fast (the prompt and compiling "
-            "not counted)"
-        )
-        if args.temperature == 0:
-            same = plain.text.tokens == text.tokens
-            lines.append(f"the plain loop's text is {'the same' if same else 'ANOTHER'}")
+    if is_stuck(timed, writer):
+        lines.append(why_undecided(text))
     else:
-        lines.append(f"{timed.tokens_per_second:.1f} tokens per second")
-    return "\n".join(lines)
+        lines.append(
+            f"{timed.tokens_per_second:.1f} tokens per second in this one run, the prompt and "
+            "compiling not counted"
+        )
+    lines.append(end_tokens(tokenizer))
+    return lines
+
+
+def write_lines(lines: Sequence[str], out: TextIO) -> None:
+    """Write lines, broken where a terminal is narrower."""
+    for line in lines:
+        is_broken = out.isatty()
+        out.write(
+            (textwrap.fill(line, width(), subsequent_indent="  ") if is_broken else line) + "\n"
+        )
+    out.flush()
+
+
+def is_stuck(timed: Timed, writer: Writer) -> bool:
+    """Return whether a text broke off where it should have gone on."""
+    return timed.text.ending == fused.Ending.UNDECIDED and not writer.is_stopped
+
+
+def end_tokens(tokenizer: Tokenizer) -> str:
+    """Say which tokens end a text."""
+    stops = sorted(getattr(tokenizer, "stop_tokens", ()))
+    pieces = tokenizer.pieces
+    named = [f"{stop} {pieces[stop]!r}" if stop < len(pieces) else str(stop) for stop in stops]
+    return f"end tokens: {', '.join(named) or 'none'}"
+
+
+def compare(
+    plain: fused.FusedDecoder,
+    drafted: fused.FusedDecoder,
+    prompt: Sequence[int],
+    key: jax.Array,
+    options: dict[str, Any],
+    out: TextIO,
+) -> int:
+    """Measure a drafted loop against the plain one and print by how much it is faster.
+
+    Returns:
+      0; 1 if a round of the plain loop decided on no token.
+    """
+    from jaxspec import bench
+
+    request = bench.Request(prompt, key, options)
+    pairs = bench.time_pairs(plain, drafted, request, PAIRS, Progress())
+    for before, _ in pairs:
+        if before.text.ending == fused.Ending.UNDECIDED:
+            # A speed of a text that broke off would be compared with another text's.
+            write_lines([f"the plain loop: {why_undecided(before.text)}"], out)
+            return 1
+    ratios = bench.Spread.of([after.rate / before.rate for before, after in pairs])
+    rates = [bench.Spread.of([each.rate for each in runs]) for runs in zip(*pairs, strict=True)]
+    lines = [
+        f"{len(pairs)} pairs of runs: {ratios:.2f} times as fast as the plain loop; tokens per second "
+        f"{rates[1]:.1f}, plain {rates[0]:.1f} (median, least to greatest)"
+    ]
+    if options["temperature"] == 0:
+        same = all(before.text.tokens == after.text.tokens for before, after in pairs)
+        lines.append(f"the plain loop's text is {'the same' if same else 'ANOTHER'}")
+    write_lines(lines, out)
+    return 0
 
 
 def why_undecided(text: fused.FusedText) -> str:
@@ -355,15 +436,18 @@ def why_undecided(text: fused.FusedText) -> str:
     status = Status(text.status)
     causes = [f"{words} ({cause.name})" for cause, words in REASONS.items() if cause in status]
     return f"round {text.rounds} decided on no token: " + (
-        "; ".join(causes) or f"its status is {text.status}"
+        "; ".join(causes) or f"its status is {status.name or text.status}"
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; print on standard error what is wrong with its arguments."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal has no code for must not end the text.
+        sys.stdout.reconfigure(errors="replace")
     try:
         return run(args, sys.stdout)
     except BrokenPipeError:  # an OSError, but nothing is wrong: nobody reads on
         raise
     except (ImportError, OSError, ValueError) as error:
-        return refuse(str(error), "generate")
+        return refuse(explain(error), "generate")

@@ -188,13 +188,11 @@ class LanguageModel:
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty vocabulary and a tokenizer of another size."""
+        """Refuse an empty vocabulary.
+
+        Its tokenizer may have more tokens: an id beyond the vocabulary is refused in a prompt.
+        """
         assert_whole(f"{self.name}: vocab", self.vocab, 1)
-        if self.tokenizer is not None and len(self.tokenizer.pieces) > self.vocab:
-            raise ValueError(
-                f"{self.name}: its tokenizer has {len(self.tokenizer.pieces)} tokens, more than its "
-                f"vocabulary of {self.vocab}"
-            )
 
     @property
     def guarded(self) -> GuardedForward:

@@ -110,7 +110,8 @@ class Logits:
             found, kept = when(is_filtered, lambda: self._filter(raw(0, whole), peak))
             floor = jnp.where(is_filtered, found, floor)
             mass = jnp.where(is_filtered, kept, mass)
-        mass = jnp.where(self._is_in_range(), mass, jnp.nan)
+        # The logarithm of -1 is NaN, which no constant of the program is (`jax_debug_nans`).
+        mass += jnp.log(jnp.where(self._is_in_range(), jnp.float32(1), jnp.float32(-1)))
         return LogitNormaliser(peak=peak, mass=mass, greedy=greedy, floor=floor)
 
     def mass(self, norm: Normaliser) -> jax.Array:
@@ -190,7 +191,7 @@ class Logits:
         sampled /= jnp.where(norm.mass == 0, 1.0, norm.mass)
         greedy = jnp.where((tokens == norm.greedy) & (norm.peak > -jnp.inf), 1.0, 0.0)
         # The peak may have lost a NaN: not every library that XLA calls keeps it. The mass has not.
-        greedy = jnp.where(jnp.isfinite(norm.mass), greedy, jnp.nan)
+        greedy += 0.0 * norm.mass
         return jnp.where(self._is_greedy(), greedy, sampled)
 
     def check(self, name: str, is_used: jax.Array) -> None:

@@ -310,6 +310,7 @@ class WithoutReplacement:
         )
 
     @staticmethod
+    @jax.jit  # called outside of a trace the loop would be compiled at every call
     def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
         """Draw siblings one by one, each from what earlier ones left of the row.
 

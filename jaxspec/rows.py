@@ -105,7 +105,7 @@ class Probabilities:
         return norm
 
     def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
-        """Return the entries over the mass of their row; NaN where an entry is below 0."""
+        """Return the entries over the mass of their row; not finite where an entry is below 0."""
         del tokens
         counts_as_one = (jnp.abs(norm - 1) <= TRUST) | (norm == 0)
         return weights_of(raw) * (1 / jnp.where(counts_as_one, 1.0, norm))
@@ -126,14 +126,15 @@ class Probabilities:
 
 
 def weights_of(entries: jax.Array) -> jax.Array:
-    """Return stored entries as float32 weights: denormal ones are 0, negative ones NaN.
+    """Return stored entries as float32 weights: denormal ones are 0, negative ones infinite.
 
     Args:
       entries: float [...].
     """
     single = entries.astype(jnp.float32)
     kept = jnp.where(single < LEAST, 0.0, single)  # a NaN stays
-    return jnp.where(single <= -LEAST, jnp.nan, kept)
+    # Infinite, not NaN: a NaN of ours among constants would trip `jax_debug_nans` on healthy rows.
+    return jnp.where(single <= -LEAST, jnp.inf, kept)
 
 
 def window(source: RowSource, num_rows: int) -> jax.Array:

@@ -57,7 +57,7 @@ class Tree:
     @property
     def num_nodes(self) -> jax.Array:
         """Nodes that are not padding, the root counted."""
-        return self.level_sizes.sum(axis=-1)
+        return self.level_sizes.sum(axis=-1, dtype=self.level_sizes.dtype)
 
 
 def make_tree(

@@ -412,7 +412,10 @@ def test_block_and_token_verification_of_one_hot_drafts_have_one_law(rule: js.Ru
     instance = iid(one_hot["p"], one_hot["q"], one_hot["K"])
     law = audit.exact_law(rule, instance, capacity=THREE_DRAFTED, batch=VECTOR_BATCH)
     assert law.is_proved
-    assert np.unique(law.cells.outcomes.drafted[:, 1:], axis=0).tolist() == [one_hot["draft"]]
+    drafted = law.cells.outcomes.drafted[:, 1:]
+    is_looked_at = drafted >= 0  # token verification goes no further than the first rejection
+    assert np.all((drafted == one_hot["draft"]) | ~is_looked_at)
+    assert is_looked_at.any(axis=0).all()
     assert accepted_law(law, one_hot["K"]) == close(expected["one_hot_accepted_law_0_to_3"])
 
 

@@ -1,6 +1,7 @@
 """The command line as its user sees it: what it prints, what it returns."""
 
 import contextlib
+import errno
 import importlib
 import io
 import itertools
@@ -312,6 +313,10 @@ def test_one_new_token_leaves_nothing_to_draft(capsys):
         (["--plot", "nowhere/plot.png"], "there is no folder nowhere"),
         (["--save", "rounds.txt"], "--save rounds.txt: the name must end in .json or .npz"),
         (["--save", "nowhere/rounds.npz"], "there is no folder nowhere"),
+        (["--save", "x" * 300 + ".json"], "xxx.json: the name is too long"),
+        (["--save", "a\0b.json"], "a name of a file holds no NUL character"),
+        (["--save", "/dev/full.json"], "--save /dev/full.json: lies in the folder of the devices"),
+        (["--plot", "/dev/full.png"], "--plot /dev/full.png: lies in the folder of the devices"),
     ],
 )
 def test_what_compare_cannot_do_is_refused_before_any_decode(arguments, words, monkeypatch, capsys):
@@ -330,7 +335,7 @@ def test_without_matplotlib_a_plot_is_refused_by_the_name_of_the_extra(monkeypat
 
     monkeypatch.setattr(importlib, "import_module", missing)
     assert command_line.main(["compare", "--plot", "plot.png"]) == 2
-    assert "jaxspec-decoding[plot]" in capsys.readouterr().err
+    assert "pip install -e '.[plot]'" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_makes_the_exit_status_2(tmp_path, capsys):
@@ -338,6 +343,24 @@ def test_a_file_that_cannot_be_written_makes_the_exit_status_2(tmp_path, capsys)
     arguments = ["--new-tokens", "1", "--law-runs", "0", "--save", str(tmp_path / "taken.json")]
     assert command_line.main(["compare", *arguments]) == 2
     assert "taken.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--save", "--plot"])
+def test_results_are_printed_although_a_file_could_not_be_written(
+    option, tmp_path, monkeypatch, capsys
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(compare, "save_rounds", full)
+    monkeypatch.setattr(experiments, "plot", full)
+    file = tmp_path / ("x.json" if option == "--save" else "x.png")
+    arguments = ["--models", "ngram", "--new-tokens", "1", "--law-runs", "0", option, str(file)]
+    assert command_line.main(["compare", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("REAL TEXT: 1 character")
+    why = f"{option} {file}: not written: there is no space left on the device"
+    assert captured.err == f"python -m jaxspec compare: error: {why}\n"
 
 
 def test_saved_rounds_replay_without_a_difference(compared, capsys):
@@ -363,6 +386,11 @@ def test_a_doctored_round_is_named_and_the_exit_status_is_1(compared, tmp_path, 
     assert total == f"{len(record['content'])} rounds replayed, 1 differ"
 
 
+def deep(depth):
+    content = b"[" * depth + b"]" * depth
+    return b'{"schema": "jaxspec/1", "kind": "rounds", "content": ' + content + b"}"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -378,6 +406,12 @@ def test_a_doctored_round_is_named_and_the_exit_status_is_1(compared, tmp_path, 
         ("old.json", b'{"schema": "jaxspec/0", "kind": "rounds", "content": []}', "jaxspec/0"),
         ("hole.json", b'{"schema": "jaxspec/1", "kind": "rounds", "content": [{}]}', "round 0"),
         ("rounds.txt", b"", "a .json or a .npz"),
+        ("nofile.npz", None, "nofile.npz: there is no such file"),
+        ("x" * 300 + ".json", None, "the name is too long"),
+        ("a\0b.json", None, "a name of a file holds no NUL character"),
+        ("two\nlines.json", None, "two lines.json: there is no such file"),
+        ("deep.json", deep(500), "nested deeper than 64"),
+        ("deeper.json", deep(100_000), "nested too deep to be read"),
     ],
 )
 def test_what_holds_no_rounds_is_no_replay_and_the_exit_status_is_2(
@@ -472,7 +506,7 @@ def test_a_reader_that_leaves_ends_the_run_without_a_traceback(with_report, monk
     os.close(read)
     with os.fdopen(write, "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert command_line.main(["audit", "--json"]) == 1
+        assert command_line.main(["audit", "--json"]) == 141
     assert capfd.readouterr().err == ""
 
 
@@ -483,3 +517,125 @@ def test_an_interrupt_ends_the_run_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(command_line, "audit_rules", interrupted)
     assert command_line.main(["audit"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["adit"], "invalid choice: 'adit' (choose from"),
+        (["adit"], "; did you mean 'audit'?"),
+        (["audit", "--jsn"], "unrecognized arguments: --jsn; did you mean '--json'?"),
+        (["compare", "--modles=ngram"], "; did you mean '--models'?"),
+        (["compare", "--models", "ngrm"], "; did you mean 'ngram'?"),
+        (["generate", "--promt", "x"], "required: --prompt; did you mean '--prompt'?"),
+        (["bench", "--vocba", "5"], "; did you mean '--vocab'?"),
+    ],
+)
+def test_an_unknown_word_gets_the_nearest_known_one(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(arguments)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--zzz"], ["audit", "--js", "x"]])
+def test_nothing_is_suggested_where_nothing_is_near(arguments, capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(arguments)
+    assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/usr/bin/jaxspec", "jaxspec"), ("/x/__main__.py", "python -m jaxspec")]
+)
+def test_help_and_errors_call_the_program_what_the_user_calls_it(path, name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [path])
+    with pytest.raises(SystemExit):
+        command_line.main(["compare", "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {name} compare ")
+    assert command_line.main(["replay", "none.json"]) == 2
+    assert capsys.readouterr().err.startswith(f"{name} replay: error: none.json: ")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_of_40_columns_gets_lines_of_40_columns(with_report, monkeypatch, audited):
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = []
+    for arguments in (
+        ["audit"],
+        ["compare", "--models", "ngram", "--new-tokens", "6", "--law-runs", "1"],
+        ["--help"],
+    ):
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        with contextlib.suppress(SystemExit):
+            command_line.main(arguments)
+        shown.append(sys.stdout.getvalue())
+        assert max(map(len, shown[-1].splitlines())) <= 40
+    for law in audited[0].laws:
+        assert f"{law.expected_accepted:.6f}" in shown[0]
+    for name in DECODERS:
+        assert f"\n  {name}\n    rounds " in shown[1]
+
+
+FULL = "/dev/full"
+needs_a_full_disk = pytest.mark.skipif(not os.path.exists(FULL), reason=f"there is no {FULL}")
+
+
+@needs_a_full_disk
+@pytest.mark.parametrize("arguments", [["audit"], ["audit", "--json"], ["--help"], ["replay"]])
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_a_full_disk_is_one_line_and_the_exit_status_2(
+    arguments, buffering, compared, with_report, monkeypatch, capsys
+):
+    if arguments == ["replay"]:
+        arguments = ["replay", str(compared[0] / "rounds.json")]
+    with open(FULL, "w", buffering) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert command_line.main(arguments) == 2
+    why = "standard output: there is no space left on the device"
+    assert capsys.readouterr().err == f"python -m jaxspec: error: {why}\n"
+
+
+def test_a_closed_standard_output_is_one_line_and_the_exit_status_2(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    for arguments in (["compare"], ["replay", "none.json"], ["--help"]):
+        assert command_line.main(arguments) == 2
+        assert capsys.readouterr().err == (
+            "python -m jaxspec: error: standard output is closed: there is nowhere to print to\n"
+        )
+
+
+def test_a_closed_standard_error_takes_nothing_away(compared, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    try:
+        assert command_line.main(["replay", str(compared[0] / "rounds.json")]) == 0
+        assert command_line.main(["replay", "none.json"]) == 2
+    finally:
+        sys.stderr.close()
+    assert capsys.readouterr().out.endswith(" rounds replayed, 0 differ\n")
+
+
+INTERRUPTED = """
+import sys, threading
+from jaxspec import __main__ as command_line
+def compile_and_be_interrupted(progress):
+    print("printed before")
+    threading.Thread(target=threading.Event().wait).start()  # it ends no sooner than the process
+    raise KeyboardInterrupt
+command_line.audit_rules = compile_and_be_interrupted
+sys.argv[1:] = ["audit"]
+command_line.main()
+"""
+
+
+def test_an_interrupted_process_ends_at_once_with_status_130(users_environment):
+    command = [sys.executable, "-c", INTERRUPTED]
+    environment = {**users_environment, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (130, "printed before\n")
+    assert done.stderr == "\ninterrupted\n"

@@ -16,13 +16,13 @@ import jaxspec as js
 SOURCE = Path(js.__file__).parent
 
 FLOORS = {
-    0: ["checks", "records", "terminal"],
+    0: ["checks", "loops", "typed", "extras", "records", "terminal"],
     1: ["rows", "logits", "draws", "providers"],
     2: ["trees", "proposals", "language_model"],
     3: ["verify", "build"],
     4: ["score", "models"],
     5: ["decode", "shard"],
-    6: ["audit", "experiments", "bench"],
+    6: ["audit", "experiments", "bench", "streaming"],
     7: ["compare", "generate", "__main__"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}

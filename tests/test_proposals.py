@@ -58,6 +58,17 @@ def test_every_token_is_drawn_once_without_replacement_even_beyond_one_block() -
     assert sorted(tokens) == list(range(vocab))
 
 
+@pytest.mark.parametrize("kind", [js.WithReplacement, js.WithoutReplacement, js.PointMass])
+def test_drawing_siblings_outside_of_a_trace_compiles_once(
+    kind: type[js.Proposal], caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs, row = jnp.array([[0.0, 0.3], [0.0, 0.6]]), jnp.array([0.25, 0.5, 0.25])
+    kind.draw(pairs, row)
+    with jax.log_compiles():
+        kind.draw(pairs, row)
+    assert not [each for each in caplog.messages if "compil" in each.lower()]
+
+
 def test_point_masses_are_the_tokens_of_greatest_probability_the_lowest_first_among_equals() -> (
     None
 ):

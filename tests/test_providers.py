@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.audit import decoding_law
 from jaxspec.checks import RowError
+from jaxspec.decode import Decoder, FixedTree, SampledPath
 from jaxspec.providers import (
     Answer,
     Context,
@@ -113,11 +115,51 @@ def test_a_callback_may_use_up_the_list_of_queries() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
-def test_rows_of_any_float_dtype_arrive_as_float32(dtype: Any) -> None:
+def test_rows_of_any_float_dtype_arrive_as_float32_over_their_sum(dtype: Any) -> None:
     row = jnp.array([0.1, 0.6, 0.3], dtype)
     rows, _ = single(row).rows([(0,)])
     assert rows.dtype == np.float32
-    np.testing.assert_array_equal(rows[0], np.asarray(row.astype(jnp.float32)))
+    exact = np.asarray(row.astype(jnp.float32)).astype(np.float64)
+    np.testing.assert_array_equal(rows[0], (exact / exact.sum()).astype(np.float32))
+
+
+def test_a_row_of_mass_1_within_what_float32_rounds_keeps_its_bits() -> None:
+    row = np.random.default_rng(0).dirichlet(np.ones(3)).astype(np.float32)
+    assert row.astype(np.float64).sum() != 1
+    rows, _ = single(row).rows([(0,)])
+    np.testing.assert_array_equal(rows[0], row)
+    again, _ = single(rows[0]).rows([(0,)])
+    np.testing.assert_array_equal(again, rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_denormal_probabilities_are_0_given_or_made(dtype: str) -> None:
+    for row in ([1e-45, 1.0, 0.0], [1.1e-38, 1.0, 0.0]):
+        rows, _ = single(
+            jnp.array(row, "bfloat16") if dtype == "bfloat16" else np.array(row, dtype)
+        ).rows([(0,)])
+        assert rows.tolist() == [[0.0, 1.0, 0.0]]
+    made, _ = single(np.array([0.0, -100.0, -80.0]), Softmax()).rows([(0,)])
+    assert made[0, 1] == 0
+    assert made[0, 2] > 0
+    least = float(np.finfo(np.float32).tiny)
+    assert single([least, 1.0, 0.0]).rows([(0,)])[0][0, 0] == np.float32(least)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_rows_give_one_law_drafted_or_not(dtype: Any) -> None:
+    def model(name: str, row: list[int]) -> Provider:
+        return Provider(name, 4, lambda c: jnp.roll(jnp.asarray(np.array(row) / 20, dtype), c[-1]))
+
+    target, draft = model("target", [1, 3, 7, 9]), model("draft", [12, 3, 4, 1])
+    stored = np.asarray(target.ask((0,)).astype(jnp.float32)).astype(np.float64)
+    assert stored.sum() != 1
+    for drafter in (FixedTree(draft, (2, 1)), SampledPath(draft, 2)):
+        law = decoding_law(Decoder(target, drafter, new_tokens=2), (0,))
+        assert law.misses == 0
+        assert law.tv <= 1e-6
+        first = [sum(m for text, m in law.texts.items() if text[0] == x) for x in range(4)]
+        assert np.abs(np.array(first) - stored / stored.sum()).sum() / 2 <= 1e-6
 
 
 def test_lists_and_float64_rows_arrive_as_float32() -> None:
@@ -134,6 +176,17 @@ def test_ids_may_be_integers_of_any_library() -> None:
 # --- bad rows: the 7th of a batch, and the answer to a single context
 
 
+class Metres(np.ndarray):
+    """An array whose numbers are not all that it says."""
+
+
+class Reluctant:
+    """What a library of networks gives back while it records gradients."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise RuntimeError("call detach")
+
+
 BAD_ROWS = {
     "nan": ([0.5, np.nan, 0.5], NonFiniteRowError, "entry 1 is nan"),
     "infinity": ([0.5, 0.5, np.inf], NonFiniteRowError, "entry 2 is inf"),
@@ -148,6 +201,28 @@ BAD_ROWS = {
     "nothing": (None, RowWidthError, r"has shape \(\), wanted \(3,\)"),
     "ragged": ([[1.0], [0.0, 0.0], [0.0]], MalformedAnswerError, "is not an array"),
     "integers": ([0, 1, 0], NotADistributionError, "has dtype int64, wanted a float type"),
+    "a mask": (
+        np.ma.masked_array([0.25, 0.5, 0.25], mask=[0, 1, 0]),
+        MalformedAnswerError,
+        "is a MaskedArray: give a plain array, with a probability where it is masked",
+    ),
+    "a mask in a list": (
+        [np.ma.masked_array(0.5, mask=True), 0.5, 0.0],
+        MalformedAnswerError,
+        "entry 0 is of type MaskedArray",
+    ),
+    "a unit": (np.array([0.25, 0.5, 0.25]).view(Metres), MalformedAnswerError, "is a Metres"),
+    "truth values": (np.array([False, True, False]), NotADistributionError, "has dtype bool"),
+    "a truth value": ([True, 0.0, 0.0], MalformedAnswerError, "entry 0 is True, of type bool"),
+    "complex": (np.array([1, 0, 0], complex), NotADistributionError, "has dtype complex128"),
+    "long floats": (
+        np.array([1, 0, 0], np.longdouble),
+        NotADistributionError,
+        "wanted a float type: float64",
+    ),
+    "objects": (np.array([1, 0.0, 0.0], object), NotADistributionError, "has dtype object"),
+    "fields": (np.zeros(3, [("p", "f4")]), NotADistributionError, "wanted a float type"),
+    "no copy": (Reluctant(), MalformedAnswerError, "is not an array: call detach"),
     "words": (["a", "b", "c"], NotADistributionError, "wanted a float type"),
 }
 
@@ -159,6 +234,13 @@ def test_a_bad_row_is_named_with_its_context_and_value(fault: str) -> None:
         batched(with_row(6, row)).rows(CONTEXTS)
     with pytest.raises(error, match=rf"single: row for context \(5, 0\).*{message}"):
         single(row).rows(CONTEXTS)
+
+
+def test_a_long_context_is_shown_by_its_end() -> None:
+    long = (*[0] * 50_000, *range(1, 9))
+    with pytest.raises(RowWidthError, match=r"of 50008 tokens that ends in \(1, .* 8\)") as caught:
+        single([0.5, 0.5]).rows([long])
+    assert len(str(caught.value)) < 200
 
 
 def test_every_kind_of_bad_answer_has_an_error_of_its_own() -> None:
@@ -184,7 +266,7 @@ def test_the_mass_may_be_off_by_what_the_dtype_rounds(
 ) -> None:
     provider = single(jnp.array([mass, 0.0, 0.0], dtype))
     if is_accepted:
-        assert provider.rows([(0,)])[0][0, 0] == np.float32(mass)
+        assert provider.rows([(0,)])[0].tolist() == [[1.0, 0.0, 0.0]]
     else:
         with pytest.raises(NotADistributionError, match="not 1 within"):
             provider.rows([(0,)])
@@ -335,9 +417,11 @@ def test_bad_logits_are_refused_at_any_temperature(
             batched(with_row(6, logits), Softmax(temperature)).rows(CONTEXTS)
 
 
-@pytest.mark.parametrize("temperature", [-0.5, np.nan, np.inf])
-def test_a_temperature_that_is_none_is_refused(temperature: float) -> None:
-    with pytest.raises(ValueError, match=f"temperature is {temperature}"):
+@pytest.mark.parametrize(
+    "temperature", [-0.5, np.nan, np.inf, 10**400, True, "1", None, 1j, np.ones(1), [1.0]]
+)
+def test_a_temperature_that_is_none_is_refused(temperature: Any) -> None:
+    with pytest.raises(ValueError, match=r"temperature is .*: it must be"):
         Softmax(temperature)
 
 
@@ -361,6 +445,11 @@ def test_a_context_comes_back_as_plain_integers() -> None:
         ((0.0, 1.0), "sequence of token ids"),
         ([[0, 1]], "sequence of token ids"),
         ("abc", "sequence of token ids"),
+        ([True, 0], "entry 0 is True, of type bool"),
+        (np.ma.masked_array([0, 1], mask=[0, 1]), "plain array of them, not of type MaskedArray"),
+        ([[0], [0, 1]], "sequence of token ids: .*inhomogeneous"),
+        ([0, None], r"sequence of token ids, not \[0, None\]"),
+        ([2**70], "sequence of token ids"),
     ],
 )
 def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
@@ -368,9 +457,24 @@ def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
         single(GOOD).check_context(context)
 
 
-def test_a_model_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="vocab is 0"):
-        Provider("none", vocab=0, ask=lambda context: [])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab": 0}, "provider 'toy': vocab is 0"),
+        ({"vocab": 2.5}, "provider 'toy': vocab is 2.5"),
+        ({"vocab": True}, "provider 'toy': vocab is True"),
+        ({"vocab": "3"}, "provider 'toy': vocab is '3'"),
+        ({"name": 3}, "a provider's name is 3, of type int"),
+        ({"name": None}, "a provider's name is None"),
+        ({"ask": [0.5, 0.5]}, "provider 'toy': ask is of type list"),
+        ({"is_batched": 1}, "provider 'toy': is_batched is 1"),
+        ({"transform": 0.7}, "provider 'toy': transform is 0.7"),
+        ({"transform": Softmax}, "provider 'toy': transform is the class Softmax"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_name(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Provider(**{"name": "toy", "vocab": 3, "ask": lambda context: GOOD, **change})
 
 
 # --- purity

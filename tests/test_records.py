@@ -1,8 +1,14 @@
 """Records: what is saved comes back bit for bit, and what is no record is refused."""
 
+import io
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +365,182 @@ def test_equal_contents_are_equal_files(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         save(tmp_path / name, "k", {"plain": PLAIN, "arrays": ARRAYS})
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+# --- what a file may ask for
+
+
+def zipped(file: Path, content: Any, **arrays: np.ndarray) -> None:
+    header = np.frombuffer(as_json(content=content).encode(), np.uint8)
+    np.savez_compressed(file, header=header, **arrays)
+
+
+def test_an_array_is_not_read_before_it_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    zipped(file, {"$npz": "big"}, big=np.zeros((10**4, 10**4), np.int8))
+    assert file.stat().st_size < 10**5 + 2000
+    tracemalloc.start()
+    array = records.load_lazily(file, "k")
+    assert (array.dtype, array.shape) == ("int8", (10**4, 10**4))
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    assert not array.read().any()
+
+
+def test_a_header_that_grows_beyond_that_of_any_record_is_refused_before_it_is_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "x.npz"
+    zipped(file, [[]] * 10**6)
+    assert file.stat().st_size < 20_000
+    tracemalloc.start()
+    refused(file, "its header is 4000[0-9]+ numbers of type uint8")
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+
+
+def test_a_long_record_of_equal_parts_is_read_back(tmp_path: Path) -> None:
+    part = {"emitted": 1, "drafted": 0, "tested": [], "target": {"queries": 1, "calls": 1}}
+    content = [{**part, "position": position} for position in range(20_000)]
+    save(tmp_path / "x.npz", "k", content)
+    assert load(tmp_path / "x.npz", "k") == content
+
+
+def test_one_array_for_many_places_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    zipped(file, [{"$npz": "a"}] * 2, a=np.zeros(3))
+    refused(file, r"k\[1\]: not an array: 'a'")
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (2**62, 2**62), (3,), (0,)])
+def test_an_array_whose_declared_shape_is_not_its_size_is_refused(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    file = tmp_path / "x.npz"
+    lie = io.BytesIO()
+    declared = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(lie, declared)
+    lie.write(b"\0" * 8)
+    zipped(file, {"$npz": "a"})
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("a.npy", lie.getvalue())
+    refused(file, r"not a record: 'a' has shape \(.*\), and 8 bytes of float32")
+
+
+def test_json_shapes_are_compared_with_the_data_before_an_array_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for shape in ([10**12], [2**62, 2**62], [0, 10**12, 2]):
+        file.write_text(as_json(content={"$array": "int8", "shape": shape, "data": [1]}))
+        refused(file, "cannot reshape 1 numbers into shape")
+    file.write_text(as_json(content={"$array": "int8", "shape": [1] * 100, "data": [1]}))
+    refused(file, "must be sizes")
+
+
+@each_form
+def test_content_nested_too_deep_is_refused_in_writing_and_in_reading(
+    tmp_path: Path, form: str
+) -> None:
+    deep = json.loads("[" * 500 + "]" * 500)
+    for content in (deep, {"a": {"b": deep}}, circle()):
+        with pytest.raises(RecordError, match="nested deeper than 64"):
+            save(tmp_path / f"x.{form}", "k", content)
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / f"x.{form}"
+    for depth, message in ((500, "nested deeper than 64"), (100_000, "nested too deep")):
+        text = f'{{"schema": "jaxspec/1", "kind": "k", "content": {"[" * depth + "]" * depth}}}'
+        if form == "json":
+            file.write_text(text)
+        else:
+            np.savez(file, header=np.frombuffer(text.encode(), np.uint8))
+        refused(file, message)
+    fine = json.loads("[" * 60 + "]" * 60)
+    save(file, "k", fine)
+    assert load(file, "k") == fine
+
+
+def circle() -> list[Any]:
+    items: list[Any] = []
+    items.append(items)
+    return items
+
+
+def test_errors_are_short_whatever_the_file_holds(tmp_path: Path) -> None:
+    file, long = tmp_path / "x.json", "x" * 20_000
+    texts = {
+        json.dumps({"schema": long, "kind": "k", "content": 1}): "schema is 'xxx",
+        json.dumps({"schema": "jaxspec/1", "kind": long, "content": 1}): "holds 'xxx",
+        as_json(content={long: {"$array": long, "shape": [1], "data": [1]}}): "not an array",
+        as_json(content={"$array": "int8", "shape": list(range(9999)), "data": [1]}): "shape",
+        as_json(content=1)[:-1] + "9" * 5000 + "}": "not a record",
+        '{"a": 1, "a": 2}': "a dictionary holds 'a' twice",
+    }
+    for text, message in texts.items():
+        file.write_text(text)
+        with pytest.raises(RecordError, match=message) as caught:
+            load(file, "k")
+        assert len(str(caught.value)) < 600
+    with pytest.raises(RecordError, match=r"x\.json: k\.a: an integer of more than 4000 digits"):
+        save(file, "k", {"a": 10**4001})
+
+
+# --- where a file may be written
+
+
+def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom jaxspec import records\n"
+        "def write(file):\n    file.write(b'half')\n    file.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "records.replace_files({Path(sys.argv[1]): write})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".jaxspec-")
+
+    def meanwhile(out: Any) -> None:  # another save to the folder, while this one is not through
+        save(tmp_path / "y.json", "k", 1)
+        assert not left.exists()
+        out.write(b"whole")
+
+    records.replace_files({file: meanwhile})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "y.json"]
+    assert file.read_bytes() == b"whole"
+
+
+@each_form
+def test_a_name_as_long_as_the_file_system_takes_is_written(tmp_path: Path, form: str) -> None:
+    file = tmp_path / ("x" * (255 - len(form) - 1) + f".{form}")
+    save(file, "k", 1)
+    assert load(file, "k") == 1
+    with pytest.raises(OSError, match="too long"):
+        save(tmp_path / f"x{file.name}", "k", 1)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "device.json").symlink_to(os.devnull)
+    for name, message in (
+        ("pipe.json", "is a device or a pipe"),
+        ("device.json", "is a device or a pipe"),
+        ("folder.json", "is a folder"),
+        ("no/x.json", "there is no folder"),
+        (f"{os.path.dirname(os.devnull)}/full.json", "lies in the folder of the devices"),
+    ):
+        with pytest.raises(OSError, match=message):
+            save(tmp_path / name, "k", 1)
+        with pytest.raises(OSError, match=message):
+            records.destination(tmp_path / name)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert stat.S_ISFIFO((tmp_path / "pipe.json").stat().st_mode)
+
+
+def test_a_name_with_a_nul_character_is_refused(tmp_path: Path) -> None:
+    for act in (lambda: load("a\0b.json", "k"), lambda: save("a\0b.json", "k", 1)):
+        with pytest.raises(RecordError, match=r"'a\\x00b\.json': .* no NUL"):
+            act()
+    with pytest.raises(OSError, match="no NUL"):
+        records.destination("a\0b.json")

@@ -1,4 +1,11 @@
-"""Proofs by counting: grids of draws, exact laws."""
+"""Proofs by counting: grids of draws, exact laws.
+
+`audit_rules` proves every rule. To audit your own work: `exact_law` of a round made by `make_round`,
+for a verifier, a way to draw siblings, a rule by which a draft stops (`num_drafted`) or rows in half
+precision (`dtype`); `decoding_law` for a drafter or a loop. What a draft may depend on is the contract
+of `jaxspec.decode.Drafter`: on tokens drawn before, never on the token that it decides about. A draft
+that breaks it is seen here, as total variation from the target's law.
+"""
 
 from jaxspec.audit.decoding import DecodingLaw, decoding_law, target_law
 from jaxspec.audit.grid import count_outcomes, single_path_counts, two_level_tree_counts

@@ -4,6 +4,12 @@ The loop's own functions run: it proposes, scores and commits. Its draws alone a
 draws of the draft are cut into boxes of one proposal each, by proposing again and again; the
 verification of each proposal is cut into its boxes by search; and each verdict is committed to the
 state that the next round starts from.
+
+This is where the contract of `jaxspec.decode.Drafter` is put to the test: what a draft may depend on.
+The draft may choose each candidate's row, and whether to draw one more, by all that was drawn before;
+it may not look at a token that it has drawn and then drop it, sort it or merge it with another. A
+drafter that does has a law of its own, and `tv` says how far it is from the target's. To audit such a
+choice in one round, without a decoder, give it to `make_round` as `num_drafted` or `draw`.
 """
 
 import dataclasses
@@ -17,8 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.audit.law import UNITS, search
+from jaxspec.audit.brief import brief
+from jaxspec.audit.law import UNITS, Progress, search
 from jaxspec.audit.rounds import causal_nodes
+from jaxspec.checks import assert_whole
 from jaxspec.decode.drafters import Draft
 from jaxspec.decode.loop import Decoder
 from jaxspec.decode.state import DecodeState
@@ -58,11 +66,18 @@ class DecodingLaw:
     searches: int
     misses: int
 
+    __repr__ = brief
 
-def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> DecodingLaw:
+
+def decoding_law(
+    decoder: Decoder, prompt: Context, *, batch: int = 256, progress: Progress | None = None
+) -> DecodingLaw:
     """Compute the exact law of all that a decoder emits after a prompt.
 
     The work grows as the number of texts, so this is for vocabularies and budgets of a few tokens.
+    From each text on, each proposal that the draft can make is asked for some ten times, at about a
+    thousandth of a second each, and its verification is searched: V^N proposals for N candidates
+    that are drawn.
     The draws of a round are taken to be independent of those of all others, as `round_draws` makes
     them. The state that a decoder is shown holds no key, so one that draws for itself fails.
 
@@ -70,13 +85,15 @@ def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> Deco
       decoder: vocabularies up to 512 tokens, for which one number draws a token.
       prompt: token ids.
       batch: evaluations in one call of a compiled verification.
+      progress: see `Progress`; a step is a token of the text. It is called after each text whose
+        proposals were found, and within and after the searches.
 
     Returns:
       The `DecodingLaw`.
 
     Raises:
-      ValueError: the vocabulary is larger, or proposals are no function of the context, the depth
-        and the draft's draws.
+      ValueError: the prompt is empty, the vocabulary is larger, or proposals are no function of the
+        context, the depth and the draft's draws.
     """
     if decoder.target.vocab > BLOCK:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {BLOCK}")
@@ -84,8 +101,15 @@ def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> Deco
     pending: dict[DecodeState, float] = {start: 1.0}
     texts: dict[Context, float] = defaultdict(float)
     searches = misses = 0
+    steps = _longest(decoder, start)
+
+    def tell(what: str, tokens: int) -> None:
+        if progress:
+            progress(what, min(tokens, steps), steps)
+
     while pending:
         shortest = min(len(state.tokens) for state in pending)  # all that lead to these are done
+        done = shortest - len(start.tokens)
         rounds: list[_Round] = []
         for state in [each for each in pending if len(each.tokens) == shortest]:
             mass = pending.pop(state)
@@ -95,13 +119,14 @@ def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> Deco
             found, missed = _rounds_from(decoder, state, mass)
             rounds += found
             misses += missed
+            tell(f"{len(rounds):,} proposals", done)
         searches += len(rounds)
-        for mass, after, missed in _outcomes(decoder, rounds, batch):
+        verified = functools.partial(_within, tell, f"{searches:,} proposals", done)
+        for mass, after, missed in _outcomes(decoder, rounds, batch, verified):
             pending[after] = pending.get(after, 0.0) + mass
             misses += missed
-    target_texts = target_law(
-        decoder.target, prompt, _longest(decoder, start), stop_tokens=decoder.stop_tokens
-    )
+    tell(f"{searches:,} proposals", steps)
+    target_texts = target_law(decoder.target, prompt, steps, stop_tokens=decoder.stop_tokens)
     every = {*texts, *target_texts}
     return DecodingLaw(
         texts=dict(texts),
@@ -113,6 +138,14 @@ def decoding_law(decoder: Decoder, prompt: Context, *, batch: int = 256) -> Deco
     )
 
 
+def _within(
+    tell: Callable[[str, int], None], name: str, tokens: int, what: str, done: int, steps: int
+) -> None:
+    """Tell of a search as a part of the step it belongs to."""
+    del done, steps
+    tell(f"{name}: {what}", tokens)
+
+
 def target_law(
     target: Provider,
     prompt: Context,
@@ -120,7 +153,13 @@ def target_law(
     *,
     stop_tokens: frozenset[int] = frozenset(),
 ) -> dict[Context, float]:
-    """Return the law of the target's own text: up to `length` tokens, or to a stop token."""
+    """Return the law of the target's own text: up to `length` tokens, or to a stop token.
+
+    Raises:
+      ValueError: `length` is below 0, or the target rejects the prompt.
+    """
+    assert_whole("length", length, 0)
+    prompt = target.check_context(prompt)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}
@@ -238,12 +277,17 @@ def _pieces(
 
 
 def _expected_edges(proposal: Proposal, node: int) -> list[int]:
-    """Return where the draw of a node goes from one token to the next by its row on record."""
-    parent = int(proposal.tree.parents[node])
-    if proposal.draft_rows is None or parent < 0:
+    """Return where the draw of a node goes from one token to the next by its row on record.
+
+    A draft that dropped the candidate, having looked at it, has left no node of that number; by
+    which of its rows it was drawn is not on record then, so that all of them are tried.
+    """
+    if proposal.draft_rows is None:
         return []
-    row = np.asarray(proposal.draft_rows)[parent].astype(np.float64)
-    running = np.cumsum(row)[:-1] / row.sum()
+    rows = np.asarray(proposal.draft_rows).astype(np.float64)
+    parent = int(proposal.tree.parents[node])
+    used = rows[[parent]] if parent >= 0 else np.unique(rows[rows.sum(axis=1) > 0], axis=0)
+    running = np.cumsum(used, axis=1)[:, :-1] / used.sum(axis=1, keepdims=True)
     return np.unique(np.rint(running * UNITS).astype(np.int64)).tolist()
 
 
@@ -252,7 +296,7 @@ def _content(draft: Draft) -> bytes:
 
 
 def _outcomes(
-    decoder: Decoder, rounds: Sequence[_Round], batch: int
+    decoder: Decoder, rounds: Sequence[_Round], batch: int, progress: Progress
 ) -> Iterator[tuple[float, DecodeState, int]]:
     """Cut the verification of each round into boxes and commit each verdict.
 
@@ -265,7 +309,8 @@ def _outcomes(
         by_order[_test_order(rule, each.draft.proposal.tree)].append(each)
     for order, alike in by_order.items():
         for first in range(0, len(alike), _TOGETHER):
-            yield from _outcomes_together(decoder, alike[first : first + _TOGETHER], order, batch)
+            together = alike[first : first + _TOGETHER]
+            yield from _outcomes_together(decoder, together, order, batch, progress)
 
 
 def _test_order(rule: Rule, tree: Tree) -> tuple[int, ...]:
@@ -275,7 +320,11 @@ def _test_order(rule: Rule, tree: Tree) -> tuple[int, ...]:
 
 
 def _outcomes_together(
-    decoder: Decoder, rounds: Sequence[_Round], order: tuple[int, ...], batch: int
+    decoder: Decoder,
+    rounds: Sequence[_Round],
+    order: tuple[int, ...],
+    batch: int,
+    progress: Progress,
 ) -> Iterator[tuple[float, DecodeState, int]]:
     """Cut the verification of up to `_TOGETHER` rounds at once: axis 0 says which it is."""
     padded = [*rounds, *[rounds[-1]] * (_TOGETHER - len(rounds))]
@@ -286,7 +335,8 @@ def _outcomes_together(
     world = (stacked, jnp.asarray(decoder.bonus), jnp.float32(len(rounds)))
     axes = len(order) + 2
     play = _verification(decoder.drafter.rule.verify)
-    cells = search(play, world, axes, (0, *order, axes - 1), batch=batch)
+    causal_order = (0, *order, axes - 1)
+    cells = search(play, world, axes, causal_order, batch=batch, progress=progress)
     volumes = np.prod((cells.high - cells.low)[:, 1:] / UNITS, axis=1)
     numbers, verdicts = cells.outcomes
     masses: dict[bytes, float] = defaultdict(float)

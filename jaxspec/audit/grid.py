@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.audit.instances import SINGLE_PATH, TWO_LEVEL_TREE
 from jaxspec.audit.rounds import make_round
+from jaxspec.checks import assert_whole
 from jaxspec.draws import grid_chunks
 from jaxspec.verify import RULES
 
@@ -38,20 +39,26 @@ def count_outcomes(
 
     Args:
       outcome: maps float32 [K] to int32 [], the outcome's number from 0.
-      sizes: cells along each of the K axes.
-      num_outcomes: how many outcomes there are.
-      chunk: cells evaluated at a time.
-      progress: told (cells done, all cells) after each chunk.
+      sizes: cells along each of the K axes, at least one axis and one cell along each.
+      num_outcomes: how many outcomes there are, at least 1.
+      chunk: cells evaluated at a time, at least 1.
+      progress: called as progress(cells done, all cells) after each chunk.
 
     Returns:
       int64 [num_outcomes], exact; they sum to the number of cells.
 
     Raises:
-      ValueError: an outcome's number is out of range.
+      ValueError: an outcome's number is out of range, or the grid is empty.
 
     >>> count_outcomes(lambda u: jnp.where(u[0] < 0.25, 0, 1), (100, 100), 2, progress=None).tolist()
     [2500, 7500]
     """
+    if not len(sizes):
+        raise ValueError("sizes is empty: a grid must have at least one axis")
+    for axis, size in enumerate(sizes):
+        assert_whole(f"sizes[{axis}]", size, 1)
+    assert_whole("num_outcomes", num_outcomes, 1)
+    assert_whole("chunk", chunk, 1)
     total = int(np.prod([int(size) for size in sizes], dtype=np.int64))
     chunk = min(chunk, total)
 
@@ -82,8 +89,8 @@ def _make_tally(
 
     @jax.jit
     def tally(cells: jax.Array, count: jax.Array) -> jax.Array:
-        codes = jax.vmap(outcome)(cells)
-        is_cell = jnp.arange(chunk) < count
+        codes = jax.vmap(outcome)(cells).astype(jnp.int32)
+        is_cell = jnp.arange(chunk, dtype=jnp.int32) < count
         is_known = (codes >= 0) & (codes < num_outcomes)
         slots = jnp.where(is_cell, jnp.where(is_known, codes, num_outcomes), num_outcomes + 1)
         return jnp.zeros(num_outcomes + 2, jnp.int32).at[slots].add(1)

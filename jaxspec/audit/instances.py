@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from jaxspec.audit.brief import brief
 from jaxspec.proposals import PointMass
 from jaxspec.verify import Rule
 
@@ -34,6 +35,16 @@ class Instance:
     candidates: Mapping[Context, Sequence[int]] | None = None
     bonus: bool = True
     expected_accepted: Mapping[str, Fraction] = dataclasses.field(default_factory=dict)
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is a row to stand in for missing contexts."""
+        for name, rows in (("target", self.target), ("draft", self.draft)):
+            if rows is not None and () not in rows:
+                raise ValueError(f"{name} has no row for the context (): give at least that one")
+            if rows is not None and len(rows[()]) == 0:
+                raise ValueError(f"{name} has an empty row for the context ()")
 
     @property
     def vocab(self) -> int:

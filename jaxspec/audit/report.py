@@ -5,23 +5,21 @@ import itertools
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
 from jaxspec import __version__
+from jaxspec.audit.brief import brief
 from jaxspec.audit.grid import single_path_counts, two_level_tree_counts
 from jaxspec.audit.instances import instances_for
-from jaxspec.audit.law import Law, exact_law
+from jaxspec.audit.law import Law, Progress, exact_law
 from jaxspec.audit.rounds import Capacity
 from jaxspec.verify import RULES, Rule
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told (what was just done, steps done, all steps), first when nothing is done."""
 
 KNOWN_COUNTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"single_path": (2500, 7500), "two_level_tree": (2000, 500, 3000, 4500)}
@@ -45,10 +43,13 @@ class AuditReport:
     device: str
     versions: Mapping[str, str]
 
+    __repr__ = brief
+
     @property
     def is_proved(self) -> bool:
-        """Whether every count is the known one and every law is the target's."""
-        return self.grids == KNOWN_COUNTS and all(law.is_proved for law in self.laws)
+        """Whether every count is the known one and every law is the target's; without laws not."""
+        are_lossless = bool(self.laws) and all(law.is_proved for law in self.laws)
+        return self.grids == KNOWN_COUNTS and are_lossless
 
     @property
     def greatest_tv(self) -> float:

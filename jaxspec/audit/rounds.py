@@ -16,16 +16,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
+from jaxspec.audit.brief import brief
 from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.proposals import PointMass, Proposal, propose
-from jaxspec.trees import Tree, make_tree
+from jaxspec.trees import NONE, Tree, ancestor_mask, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
 
 DrawSiblings = Callable[[jax.Array, jax.Array], jax.Array]
 """Draws siblings: (pairs [C, 2], draft row [V]) -> tokens [C]."""
+
+DraftLength = Callable[[jax.Array, jax.Array], jax.Array]
+"""Decides how many of the drawn candidates are proposed, in the order in which they were drawn:
+(tokens [N - 1], the draft row of each one's parent [N - 1, V]) -> int32 []. For a path these are
+the `tokens` and `draft_rows` of `sampled_path`, and what is returned is its `num_drafted`."""
 
 
 @record
@@ -34,15 +41,22 @@ class World:
 
     Attributes:
       tree: topology; the tokens are those of point masses, else drawn in the round.
-      target: float32 [contexts, V], rows by context: the child of context i by token x is i V + x + 1.
-      draft: float32 [contexts, V].
+      target: float [contexts, V], rows by context: the child of context i by token x is i V + x + 1.
+        The law of a stored row is row / sum(row); `joint_law` reads it so.
+      draft: float [contexts, V], likewise.
       bonus: bool [].
+      looked_at: bool [N, N], whether a verifier that stopped at a node has looked at a candidate.
+      lazy: bool [], whether an outcome leaves out the candidates that were not looked at.
     """
 
     tree: Tree
     target: jax.Array  # [contexts, V]
     draft: jax.Array  # [contexts, V]
     bonus: jax.Array  # []
+    looked_at: jax.Array  # [N, N]
+    lazy: jax.Array  # []
+
+    __repr__ = brief
 
 
 @record
@@ -50,12 +64,15 @@ class Outcome:
     """What one round did.
 
     Attributes:
-      drafted: int32 [N], the candidates; -1 for the root and on padding.
+      drafted: int32 [N], the candidates as drawn; -1 for the root, on padding, and in a lazy world
+        (see `Round.lazily`) for candidates that were not looked at.
       verdict: what the verifier decided.
     """
 
     drafted: jax.Array  # [N]
     verdict: Verdict
+
+    __repr__ = brief
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +90,17 @@ class Capacity:
 
     @classmethod
     def of(cls, instances: Iterable[Instance]) -> "Capacity":
-        """Return the least capacity that all of the instances fit into."""
+        """Return the least capacity that all of the instances fit into.
+
+        Raises:
+          ValueError: there are no instances.
+        """
         sizes = [
             (tree.max_nodes, tree.max_children, tree.max_depth, instance.vocab)
             for instance, tree in ((instance, _layout(instance)) for instance in instances)
         ]
+        if not sizes:
+            raise ValueError("instances is empty: a capacity must fit at least one")
         return cls(*map(max, zip(*sizes, strict=True)))
 
 
@@ -90,12 +113,17 @@ class Round:
       world: the instance.
       axes: what each of the K numbers is: "draft 1", ..., "accept 1", ..., "final".
       causal_order: the axes that can matter, in the order in which they first can.
+      lazy_order: likewise in the lazy world, where the candidates below a node are drawn when the
+        verifier comes to them; None if the round has no such order.
     """
 
     play: Callable[[World, jax.Array], Outcome]
     world: World
     axes: tuple[str, ...]
     causal_order: tuple[int, ...]
+    lazy_order: tuple[int, ...] | None = None
+
+    __repr__ = brief
 
     def axis(self, name: str) -> int:
         """Return the position of a named axis."""
@@ -106,6 +134,27 @@ class Round:
         """D, so that a round emits at most D + 1 tokens."""
         return self.world.tree.max_depth
 
+    def lazily(self) -> "Round | None":
+        """Return the same round with outcomes that name only the candidates that were looked at.
+
+        All candidates of a tree are drawn, and the verifier looks at few of them: below the root,
+        and below those that it came to. Whatever the others are, the verdict is the same, so boxes
+        of draws that differ in them alone need not be told apart. With k siblings of V tokens below
+        each of n nodes the boxes of a search are some V^k times as many as paths through the tree,
+        not V^(k n).
+
+        Which candidates were looked at is read off the verdict's `stop_node`. If a verifier says it
+        wrongly, boxes are wrong too, and the certificate of the search shows misses.
+
+        Returns:
+          The round; None for point masses, whose candidates are not drawn, and where the number of
+          candidates is decided by looking at all of them.
+        """
+        if self.lazy_order is None:
+            return None
+        world = replace(self.world, lazy=jnp.bool_(True))
+        return dataclasses.replace(self, world=world, causal_order=self.lazy_order)
+
 
 def make_round(
     rule: Rule,
@@ -114,9 +163,15 @@ def make_round(
     capacity: Capacity | None = None,
     verify: Verifier | None = None,
     draw: DrawSiblings | None = None,
+    num_drafted: DraftLength | None = None,
     tests_deepest_first: bool | None = None,
+    dtype: DTypeLike = jnp.float32,
 ) -> Round:
     """Make the round that a rule plays in an instance.
+
+    What a draft may depend on is the contract of `jaxspec.decode.Drafter`. `draw` and `num_drafted`
+    are where a draft's own rules are put to the test of it: whether a draft may stop, drop, sort or
+    merge candidates as it does is what `exact_law` of the round tells.
 
     Args:
       rule: which verifier, and how candidates are drawn.
@@ -124,36 +179,61 @@ def make_round(
       capacity: sizes to pad to, so that several instances share one compiled program.
       verify: another verifier of the same arguments, to audit in the place of the rule's.
       draw: another way to draw siblings, to audit in the place of the proposal's.
+      num_drafted: how many of the drawn candidates are proposed, for a draft that stops by looking
+        at them; default all.
       tests_deepest_first: in which order `verify` reads its accept draws, from the deepest candidate
         back or from the root; default the rule's. The search for edges follows it: told the wrong
         order it overlooks some, and finds a lossless verifier biased.
+      dtype: what the rows are stored in. The mass of a row in half precision is not 1; its law, by
+        which a token is drawn and by which the text is judged, is row / sum(row).
+
+    Returns:
+      The `Round`.
+
+    Raises:
+      ValueError: `num_drafted` is given for point masses, which are not drawn.
     """
     if tests_deepest_first is None:
         tests_deepest_first = rule.tests_deepest_first
+    is_sampled = rule.proposal is not PointMass
+    if num_drafted is not None and not is_sampled:
+        raise ValueError(
+            f"num_drafted is given, rule {rule.name!r} is for point masses: nothing is drawn that a "
+            "draft could look at before it stops; leave candidates out of the instance instead"
+        )
     capacity = capacity or Capacity.of([instance])
     tree = _layout(instance, capacity)
     draft = instance.draft or {(): instance.target[()]}
-    is_sampled = rule.proposal is not PointMass
     world = World(
         tree=tree,
-        target=_table(instance.target, capacity),
-        draft=_table(draft, capacity),
+        target=_table(instance.target, capacity, dtype),
+        draft=_table(draft, capacity, dtype),
         bonus=jnp.asarray(instance.bonus),
+        looked_at=jnp.asarray(_looked_at(tree, deepest_first=tests_deepest_first)),
+        lazy=jnp.bool_(False),
     )
     names = range(1, capacity.nodes)
     axes = tuple(f"draft {n}" for n in names) if is_sampled else ()
     axes += (*(f"accept {n}" for n in names), "final")
-    nodes = range(1, int(tree.num_nodes))
     tested = causal_nodes(tree, deepest_first=tests_deepest_first)
-    order = [axes.index(f"draft {n}") for n in nodes] if is_sampled else []
-    order += [axes.index(f"accept {n}") for n in tested] + [axes.index("final")]
-    play = _make_play(rule.proposal, verify or rule.verify, draw)
-    return Round(play=play, world=world, axes=axes, causal_order=tuple(order))
+    order = [f"draft {n}" for n in range(1, int(tree.num_nodes))] if is_sampled else []
+    order += [*(f"accept {n}" for n in tested), "final"]
+    lazy = [*_as_looked_at(tree, deepest_first=tests_deepest_first), "final"]
+    return Round(
+        play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted),
+        world=world,
+        axes=axes,
+        causal_order=tuple(map(axes.index, order)),
+        lazy_order=tuple(map(axes.index, lazy)) if is_sampled and num_drafted is None else None,
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _make_play(
-    kind: type[Proposal], verify: Verifier, draw: DrawSiblings | None
+    kind: type[Proposal],
+    verify: Verifier,
+    draw: DrawSiblings | None,
+    num_drafted: DraftLength | None,
 ) -> Callable[[World, jax.Array], Outcome]:
     """Make the function of a round; one object for each rule, so that it compiles once."""
     is_sampled = kind is not PointMass
@@ -182,9 +262,14 @@ def _make_play(
         start = (tree.tokens, jnp.zeros(nodes, jnp.int32))
         tokens, places = lax.fori_loop(0, nodes, expand, start)
         draft_rows = world.draft[places] if is_sampled else None
-        proposal = propose(kind, replace(tree, tokens=tokens), draft_rows)
+        proposed = replace(tree, tokens=tokens)
+        if num_drafted is not None and draft_rows is not None:
+            count = num_drafted(tokens[1:], draft_rows[tree.parents[1:]])
+            proposed = _first_candidates(proposed, count)
+        proposal = propose(kind, proposed, draft_rows)
         verdict = verify(draws, proposal, world.target[places], world.bonus)
-        return Outcome(drafted=tokens, verdict=verdict)
+        is_left_out = world.lazy & ~world.looked_at[verdict.stop_node]
+        return Outcome(drafted=jnp.where(is_left_out, NONE, tokens), verdict=verdict)
 
     return play
 
@@ -215,7 +300,20 @@ def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
     return make_tree(tokens, parents, distinct_siblings=instance.candidates is not None, **sizes)
 
 
-def _table(rows: RowsByContext, capacity: Capacity) -> jax.Array:
+def _first_candidates(tree: Tree, count: jax.Array) -> Tree:
+    """Keep the first candidates of a tree that is laid out level by level; the others are padding."""
+    count = jnp.asarray(count, jnp.int32)
+    is_kept = jnp.arange(tree.max_nodes, dtype=jnp.int32) <= count
+    before = jnp.cumsum(tree.level_sizes, dtype=jnp.int32) - tree.level_sizes
+    return Tree(
+        tokens=jnp.where(is_kept, tree.tokens, NONE),
+        parents=jnp.where(is_kept, tree.parents, NONE),
+        children=jnp.where(tree.children <= count, tree.children, NONE),
+        level_sizes=jnp.clip(count + 1 - before, 0, tree.level_sizes),
+    )
+
+
+def _table(rows: RowsByContext, capacity: Capacity, dtype: DTypeLike) -> jax.Array:
     """Lay rows out by context, tokens beyond the instance's vocabulary with probability 0."""
     missing = rows[()]
     contexts = itertools.chain.from_iterable(
@@ -223,17 +321,60 @@ def _table(rows: RowsByContext, capacity: Capacity) -> jax.Array:
     )
     table = [[float(Fraction(x)) for x in rows.get(context, missing)] for context in contexts]
     padding = ((0, 0), (0, capacity.vocab - len(missing)))
-    return jnp.asarray(np.pad(np.array(table, np.float32), padding))
+    # Rounded once, from the exact value to the type that the rows are stored in.
+    return jnp.asarray(np.pad(np.array(table, np.float64), padding).astype(np.dtype(dtype)))
 
 
 def causal_nodes(tree: Tree, *, deepest_first: bool) -> list[int]:
     """List the nodes below the root in the order in which their accept draws can first matter."""
+    if not deepest_first:
+        return list(range(1, int(tree.num_nodes)))
+    return [node for node, is_tested in _tour(tree) if is_tested and node]
+
+
+def _tour(tree: Tree) -> list[tuple[int, bool]]:
+    """List the nodes as a walk that tests the deepest first comes by, each twice.
+
+    Returns:
+      (node, whether it is tested); before that it is entered, and its children looked at.
+    """
     children = np.asarray(tree.children)
 
-    def post_order(node: int) -> list[int]:
-        listed = []
-        for child in children[node][children[node] >= 0].tolist():
-            listed += [*post_order(child), child]
-        return listed
+    def below(node: int) -> list[tuple[int, bool]]:
+        inside = [step for child in children[node][children[node] >= 0] for step in below(child)]
+        return [(int(node), False), *inside, (int(node), True)]
 
-    return post_order(0) if deepest_first else list(range(1, int(tree.num_nodes)))
+    return below(0)
+
+
+def _looked_at(tree: Tree, *, deepest_first: bool) -> np.ndarray:
+    """Return which candidates a verifier that stopped at each node has looked at, bool [N, N].
+
+    These are the candidates below the nodes that it came to: from the root on those of the path, or
+    all that are entered before the last test if the deepest are tested first.
+    """
+    parents = np.asarray(tree.parents)
+    if deepest_first:
+        clock = {step: time for time, step in enumerate(_tour(tree))}
+        never = len(clock)
+        entered = np.array([clock.get((node, False), never) for node in range(tree.max_nodes)])
+        tested = np.array([clock.get((node, True), never) for node in range(tree.max_nodes)])
+        came_to = entered[None] < tested[:, None]
+    else:
+        came_to = np.asarray(ancestor_mask(tree))
+    return came_to[:, parents] & (parents >= 0)
+
+
+def _as_looked_at(tree: Tree, *, deepest_first: bool) -> list[str]:
+    """List the draft and accept axes as a verifier that draws siblings when it needs them would."""
+    children = np.asarray(tree.children)
+    steps = _tour(tree) if deepest_first else [(n, False) for n in range(int(tree.num_nodes))]
+    axes = []
+    for node, is_tested in steps:
+        below = children[node][children[node] >= 0].tolist()
+        if not is_tested:
+            axes += [f"draft {child}" for child in below]
+            axes += [f"accept {child}" for child in below if not deepest_first]
+        elif node:
+            axes.append(f"accept {node}")
+    return axes

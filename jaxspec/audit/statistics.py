@@ -75,6 +75,9 @@ def g_test(
     (7.994, 1, 0.0047, 0.32)
     """
     given = [np.asarray(first), np.asarray(second)]
+    for name, each in zip(("first", "second"), given, strict=True):
+        if each.size == 0:
+            raise ValueError(f"{name} is empty: a test needs the counts of at least one outcome")
     if any(each.ndim != 1 or each.dtype.kind not in "iu" for each in given):
         raise ValueError(f"counts must be two lists of whole numbers, got {first} and {second}")
     if len(given[0]) != len(given[1]):
@@ -137,6 +140,8 @@ def fit_test(
     (4.007, 0.0453)
     """
     seen, exact = np.asarray(counts), np.asarray(law, np.float64)
+    if seen.size == 0:
+        raise ValueError("counts is empty: a test needs the counts of at least one outcome")
     if seen.ndim != 1 or seen.dtype.kind not in "iu" or seen.min(initial=0) < 0 or not seen.sum():
         raise ValueError(f"counts must be a list of whole numbers, not all 0, got {counts}")
     is_law = exact.shape == seen.shape and exact.min() >= 0 and abs(exact.sum() - 1) <= 1e-5

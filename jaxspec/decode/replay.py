@@ -7,25 +7,33 @@ the accept and final draws, through the same public verifier.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import records
-from jaxspec.checks import DrawError
+from jaxspec import records, typed
+from jaxspec.checks import DrawError, TreeError, assert_kind
 from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
 from jaxspec.proposals import Proposal, assert_proposal, propose
-from jaxspec.records import RecordError
+from jaxspec.records import StoredArray, shown
 from jaxspec.rows import draw_token
-from jaxspec.trees import Tree, make_tree
-from jaxspec.verify import RULES, Verdict
-
-T = TypeVar("T")
+from jaxspec.trees import NONE, Tree, make_tree
+from jaxspec.typed import Place, Range
+from jaxspec.verify import RULES, Rule, Verdict
 
 ROUNDS = "rounds"
 """Kind of record that `save_rounds` writes."""
+
+MOST_NODES = 1 << 14
+"""Nodes of a tree, its levels, and child slots of a node, in a file of rounds."""
+
+MOST_SLOTS = 1 << 22
+"""Child slots of all nodes of a tree in a file of rounds."""
+
+MOST_VOCAB = 1 << 24
+"""Entries of a row in a file of rounds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,8 +85,14 @@ class Difference:
         """Say it in a line."""
         return (
             f"round {self.round} (root at position {self.position}): {self.field} was "
-            f"{self.recorded}, is now {self.replayed}"
+            f"{_listed(self.recorded)}, is now {_listed(self.replayed)}"
         )
+
+
+def _listed(value: Any) -> str:
+    """Return a value of a verdict, a long list shortened."""
+    is_long = isinstance(value, list) and len(value) > 64
+    return f"{value[:64]} and {len(value) - 64} more" if is_long else f"{value}"
 
 
 def replay_round(
@@ -96,8 +110,18 @@ def replay_round(
       (int32 [N] the candidates, -1 for the root and padding; the verdict).
 
     Raises:
-      DrawError: other draft draws were given, and they lead to other candidates.
+      DrawError: other draft draws were given, and they lead to other candidates; or the draws are
+        for another number of nodes.
+      ValueError: the draws are no `RoundDraws`.
     """
+    if draws is not None:
+        assert_kind("draws", draws, RoundDraws, "RoundDraws, as round_draws makes them")
+        nodes, given = record.proposal.tree.max_nodes, draws.verify.accept.shape
+        if given != (nodes,) or draws.draft.shape != (nodes, 2):
+            raise DrawError(
+                f"draws are of shapes {draws.draft.shape} and {given}: the record's tree has room for "
+                f"{nodes} nodes, which need {(nodes, 2)} and {(nodes,)}"
+            )
     used = record.draws if draws is None else draws
     drafted = _draft_again(record, used)
     if draws is not None and not np.array_equal(drafted, _drafted(record)):
@@ -136,28 +160,36 @@ def differences(rounds: Sequence[RoundRecord]) -> list[Difference]:
 
 
 def save_rounds(path: str | Path, rounds: Sequence[RoundRecord]) -> None:
-    """Save rounds to one file, .json to read it or .npz to keep it small."""
+    """Save rounds to one file, .json to read it or .npz to keep it small.
+
+    Raises:
+      RecordError: a value cannot be stored, or a tree is larger than `load_rounds` takes.
+      OSError: the file cannot be written.
+    """
+    for number, each in enumerate(rounds):
+        shape = each.proposal.tree.children.shape
+        if max(shape) > MOST_NODES or shape[0] * shape[1] > MOST_SLOTS:
+            raise records.RecordError(
+                f"{path}: round {number}: its tree has {shape[0]} nodes of {shape[1]} child slots: at "
+                f"most {MOST_NODES} of each and {MOST_SLOTS} in all can be stored"
+            )
     records.save(path, ROUNDS, [_to_plain(record) for record in rounds])
 
 
 def load_rounds(path: str | Path) -> list[RoundRecord]:
-    """Read rounds back.
+    """Read rounds back, such that each can be replayed.
 
     Raises:
-      RecordError: the file holds no rounds, or a round in it is malformed; the message says which.
+      RecordError: the file holds no rounds, or a round in it is malformed; the message says which
+        round, field and entry.
+      OSError: the file cannot be read.
     """
-    content = records.load(path, ROUNDS)
+    content = records.load_lazily(path, ROUNDS)
     if not isinstance(content, list):
-        raise RecordError(f"{path}: rounds must be a list")
-    rounds = []
-    for number, plain in enumerate(content):
-        try:
-            rounds.append(_from_plain(plain))
-        except KeyError as error:
-            raise RecordError(f"{path}: round {number}: {error} is missing") from error
-        except (TypeError, ValueError, AssertionError, OverflowError) as error:
-            raise RecordError(f"{path}: round {number}: {error}") from error
-    return rounds
+        raise records.RecordError(f"{path}: rounds must be a list")
+    return [
+        _round_of(plain, Place(f"{path}: round {number}")) for number, plain in enumerate(content)
+    ]
 
 
 def _drafted(record: RoundRecord) -> np.ndarray:
@@ -203,88 +235,166 @@ def _to_plain(record: RoundRecord) -> dict[str, Any]:
     }
 
 
-def _from_plain(plain: Any) -> RoundRecord:
-    if not isinstance(plain, dict):
-        raise RecordError(f"a {type(plain).__name__}, wanted an object")
-    rule = RULES.get(plain["rule"])
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Stored:
+    """A round as it is on file: the fields that `_to_plain` writes."""
+
+    position: typed.Token
+    rule: str
+    target: str
+    draft: str | None
+    bonus: bool
+    draws: dict[str, StoredArray]
+    tree: dict[str, StoredArray]
+    draft_rows: StoredArray | None
+    target_rows: StoredArray
+    verdict: dict[str, StoredArray]
+
+
+def _round_of(plain: Any, place: Place) -> RoundRecord:
+    stored = typed.build(_Stored, plain, place)
+    rule = RULES.get(stored.rule)
     if rule is None:
-        raise RecordError(f"rule {plain['rule']!r} is none of {', '.join(RULES)}")
-    target_rows = _numbers("target_rows", plain["target_rows"])
-    tree = _tree_from_plain(plain["tree"], is_distinct=rule.proposal.distinct_siblings)
-    rows = plain["draft_rows"]
-    draft_rows = None if rows is None else jnp.asarray(_numbers("draft_rows", rows))
+        raise place.error(f"rule {shown(stored.rule)} is none of {', '.join(RULES)}")
+    tree_place, rows_place = place.field("tree"), place.field("target_rows")
+    nodes, slots, depth = _capacity(_arrays(Tree, stored.tree, tree_place), rule, tree_place)
+    _, vocab = typed.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), rows_place)
+    typed.assert_shape(stored.target_rows, (nodes, vocab), rows_place)
+    draws = _draws_of(stored.draws, nodes, place.field("draws"))
+    tree = _tree_of(stored.tree, rule, (nodes, slots, depth), vocab, tree_place)
+    draft_rows = _draft_rows_of(stored.draft_rows, rule, (nodes, vocab), place.field("draft_rows"))
     record = RoundRecord(
-        position=_typed("position", plain["position"], int),
+        position=stored.position,
         rule=rule.name,
-        target=_typed("target", plain["target"], str),
-        draft=None if plain["draft"] is None else _typed("draft", plain["draft"], str),
-        draws=draws_from_record(plain["draws"]),
+        target=stored.target,
+        draft=stored.draft,
+        draws=draws,
         proposal=propose(rule.proposal, tree, draft_rows),
-        target_rows=target_rows,
-        bonus=_typed("bonus", plain["bonus"], bool),
-        verdict=_verdict_from_plain(plain["verdict"], depth=tree.max_depth),
+        target_rows=typed.numbers(stored.target_rows, (nodes, vocab), rows_place),
+        bonus=stored.bonus,
+        verdict=_verdict_of(stored.verdict, nodes, depth, place.field("verdict")),
     )
-    assert_proposal(record.proposal, jnp.asarray(target_rows))
-    if int(tree.tokens.max()) >= target_rows.shape[1]:
-        raise RecordError(f"tree: a token is outside the vocabulary of {target_rows.shape[1]}")
-    if record.draws.verify.accept.shape != (tree.max_nodes,):
-        raise RecordError(
-            f"draws for {record.draws.verify.accept.shape[0]} nodes, the tree has room for "
-            f"{tree.max_nodes}"
-        )
+    try:
+        assert_proposal(record.proposal, jnp.asarray(record.target_rows))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise place.error(records.shortened(str(error))) from error
     return record
 
 
-def _tree_from_plain(plain: dict[str, Any], *, is_distinct: bool) -> Tree:
+def _arrays(cls: type, stored: dict[str, StoredArray], place: Place) -> dict[str, StoredArray]:
+    """Return the arrays of all fields of a record of arrays."""
+    for field in dataclasses.fields(cls):
+        if field.name not in stored:
+            raise place.missing(field.name)
+    return stored
+
+
+def _capacity(arrays: dict[str, StoredArray], rule: Rule, place: Place) -> tuple[int, int, int]:
+    """Return the nodes, child slots and depth that a tree has room for, its shapes compared."""
+    (nodes,) = typed.axes_of(arrays["tokens"], (MOST_NODES,), place.field("tokens"))
+    typed.assert_shape(arrays["parents"], (nodes,), place.field("parents"))
+    most = (nodes, MOST_NODES)
+    _, slots = typed.axes_of(arrays["children"], most, place.field("children"))
+    typed.assert_shape(arrays["children"], (nodes, slots), place.field("children"))
+    if nodes * slots > MOST_SLOTS:
+        raise place.error(
+            f"has {nodes} nodes of {slots} child slots: more than {MOST_SLOTS} in all"
+        )
+    (levels,) = typed.axes_of(arrays["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
+    if rule.is_path and (slots, levels) != (1, nodes):
+        raise place.error(
+            f"has {nodes} nodes, {slots} child slots and {levels} levels, and rule {rule.name!r} is "
+            f"for single paths: 1 child slot and {nodes} levels"
+        )
+    return nodes, slots, levels - 1
+
+
+def _tree_of(
+    arrays: dict[str, StoredArray],
+    rule: Rule,
+    capacity: tuple[int, int, int],
+    vocab: int,
+    place: Place,
+) -> Tree:
     """Build a tree anew: a walk over child slots that no parents lead to need not end."""
-    stored = {
-        field.name: _integers("tree", plain[field.name]) for field in dataclasses.fields(Tree)
+    nodes, slots, depth = capacity
+    shapes = {
+        "tokens": (nodes,),
+        "parents": (nodes,),
+        "children": (nodes, slots),
+        "level_sizes": (depth + 1,),
     }
-    count = int(stored["level_sizes"].sum())
-    tree = make_tree(
-        stored["tokens"][:count],
-        stored["parents"][:count],
-        max_nodes=len(stored["tokens"]),
-        max_children=np.atleast_2d(stored["children"]).shape[1],
-        max_depth=len(stored["level_sizes"]) - 1,
-        distinct_siblings=is_distinct,
-    )
+    stored = {
+        name: typed.integers(arrays[name], shape, place.field(name))
+        for name, shape in shapes.items()
+    }
+    count = int(stored["level_sizes"].sum(dtype=np.int64))
+    if not 1 <= count <= nodes:
+        raise place.field("level_sizes").error(f"count {count} nodes, wanted 1 to {nodes}")
+    outside = np.flatnonzero(stored["tokens"] >= vocab)
+    if outside.size:
+        at = place.field("tokens").item(int(outside[0]))
+        token = int(stored["tokens"][outside[0]])
+        raise at.error(f"is {token}, outside the vocabulary of {vocab}")
+    try:
+        tree = make_tree(
+            stored["tokens"][:count],
+            stored["parents"][:count],
+            max_nodes=nodes,
+            max_children=slots,
+            max_depth=depth,
+            distinct_siblings=rule.proposal.distinct_siblings,
+        )
+    except TreeError as error:
+        raise place.error(f"is none: {error}") from error
     for name, value in stored.items():
         if not np.array_equal(value, getattr(tree, name)):
-            raise RecordError(f"tree: {name} do not follow from the tokens and parents")
+            raise place.field(name).error("do not follow from the tokens and parents")
     return tree
 
 
-def _verdict_from_plain(plain: dict[str, Any], *, depth: int) -> Verdict:
-    stored: dict[str, Any] = {
-        field.name: _integers("verdict", plain[field.name]) for field in dataclasses.fields(Verdict)
+def _draws_of(stored: dict[str, StoredArray], nodes: int, place: Place) -> RoundDraws:
+    shapes = {"draft": (nodes, 2), "accept": (nodes,), "final": (2,)}
+    for name, shape in shapes.items():
+        if name not in stored:
+            raise place.missing(name)
+        typed.assert_shape(stored[name], shape, place.field(name))
+    try:
+        with np.errstate(over="ignore"):  # a draw beyond float32 is refused by its place
+            return draws_from_record({name: stored[name].read() for name in shapes})
+    except DrawError as error:
+        raise place.error(f"are none: {error}") from error
+
+
+def _draft_rows_of(
+    stored: StoredArray | None, rule: Rule, shape: tuple[int, int], place: Place
+) -> jax.Array | None:
+    kind: Any = rule.proposal
+    are_wanted = "draft_rows" in {field.name for field in dataclasses.fields(kind)}
+    if (stored is not None) != are_wanted:
+        raise place.error(
+            f"must {'be there' if are_wanted else 'be null'}: candidates of rule {rule.name!r} are "
+            f"{'drawn from them' if are_wanted else 'point masses'}"
+        )
+    if stored is None:
+        return None
+    nodes, vocab = shape
+    # Rows of leaves are never read: those of a path's last node may be left out.
+    count = nodes - 1 if stored.shape == (nodes - 1, vocab) else nodes
+    return jnp.asarray(typed.numbers(stored, (count, vocab), place))
+
+
+def _verdict_of(stored: dict[str, StoredArray], nodes: int, depth: int, place: Place) -> Verdict:
+    arrays = _arrays(Verdict, stored, place)
+    # The path names nodes; the other numbers are only compared.
+    ranges = {"path": Range(NONE, nodes - 1)}
+    values: dict[str, Any] = {
+        field.name: typed.integers(
+            arrays[field.name],
+            (depth + 1,) if field.name in ("tokens", "path") else (),
+            place.field(field.name),
+            ranges.get(field.name, typed.INT32),
+        )
+        for field in dataclasses.fields(Verdict)
     }
-    for name, value in stored.items():
-        wanted = (depth + 1,) if name in ("tokens", "path") else ()
-        if value.shape != wanted:
-            raise RecordError(f"verdict: {name} has shape {value.shape}, wanted {wanted}")
-    return Verdict(**stored)
-
-
-def _typed(name: str, value: Any, kind: type[T]) -> T:
-    if type(value) is not kind:
-        raise RecordError(f"{name} is {value!r}, wanted a {kind.__name__}")
-    return value
-
-
-def _integers(name: str, value: Any) -> np.ndarray:
-    given = np.asarray(value)
-    if given.dtype.kind not in "iu" or np.any(given != given.astype(np.int32)):
-        raise RecordError(f"{name}: wanted whole numbers of 32 bits, got {value!r}")
-    return given.astype(np.int32)
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    given = np.asarray(value)
-    if given.dtype.kind not in "fiu":
-        raise RecordError(f"{name}: wanted numbers, got {value!r}")
-    with np.errstate(over="ignore"):
-        single = given.astype(np.float32)
-    if not np.isfinite(single).all():
-        raise RecordError(f"{name}: a number is not finite in float32")
-    return single
+    return Verdict(**values)

@@ -7,19 +7,26 @@ one that was saved and read back continues to the identical outcome.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import records
+from jaxspec import records, typed
 from jaxspec.providers import Context, Usage
+from jaxspec.records import shown
+from jaxspec.typed import Place
 
 SNAPSHOT = "snapshot"
 """Kind of record that `save_state` writes."""
 
-_ENDS = (None, "budget", "stop", "capacity")
+Ending = Literal["budget", "stop", "capacity"]
+"""What ended a decode."""
+
+KeyWord = Annotated[int, typed.Range(0, 2**32 - 1)]
+
+_MOST_KEY_WORDS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +78,10 @@ class DecodeState:
     tokens: Context
     prompt_length: int
     depth: int
-    key_data: tuple[int, ...]
+    key_data: tuple[KeyWord, ...]
     key_type: str
     rounds: tuple[RoundSummary, ...] = ()
-    finished: str | None = None
+    finished: Ending | None = None
 
     @property
     def new_tokens(self) -> Context:
@@ -124,64 +131,94 @@ def load_state(path: str | Path, decoder: Mapping[str, Any]) -> DecodeState:
     Raises:
       RecordError: the file is no whole snapshot, or it belongs to a decoder of another description;
         the message says which field differs.
+      OSError: the file cannot be read.
     """
-    content = records.load(path, SNAPSHOT)
-    try:
-        saved, state = dict(content["decoder"]), _state_from_plain(content["state"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise records.RecordError(f"{path}: not a whole snapshot: {error!r}") from error
-    for name in sorted({*saved, *decoder}):
-        if saved.get(name) != decoder.get(name):
+    place = Place(f"{path}: not a whole snapshot")
+    content = records.load_lazily(path, SNAPSHOT)
+    stored = typed.build(_Stored, content, place)
+    wanted = records.plain(dict(decoder), "the decoder that is to continue")
+    for name in sorted({*stored.decoder, *wanted}):
+        if stored.decoder.get(name) != wanted.get(name):
             raise records.RecordError(
-                f"{path}: {name} was {saved.get(name)!r} when this was saved, is now "
-                f"{decoder.get(name)!r}"
+                f"{path}: {shown(name)[1:-1]} was {shown(stored.decoder.get(name))} when this "
+                f"was saved, is now {shown(wanted.get(name))}"
             )
-    return state
+    _check_state(stored.state, place.field("state"))
+    _check_ending(stored.state, wanted, place.field("state"))
+    return stored.state
 
 
-def _state_from_plain(plain: dict[str, Any]) -> DecodeState:
-    rounds = tuple(_summary_from_plain(each) for each in plain["rounds"])
-    state = DecodeState(
-        **{
-            **plain,
-            "tokens": tuple(_whole(token) for token in plain["tokens"]),
-            "prompt_length": _whole(plain["prompt_length"]),
-            "depth": _whole(plain["depth"]),
-            "key_data": tuple(_whole(word) for word in plain["key_data"]),
-            "rounds": rounds,
-        }
-    )
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """A snapshot as it is on file."""
+
+    decoder: dict[str, Any]
+    state: DecodeState
+
+
+def _check_state(state: DecodeState, place: Place) -> None:
+    """Refuse a state that no decode can have got to."""
     if not 1 <= state.prompt_length <= len(state.tokens):
-        raise ValueError(f"{len(state.tokens)} tokens, {state.prompt_length} of them the prompt")
-    if sum(each.num_emitted for each in rounds) != len(state.new_tokens):
-        raise ValueError(f"its rounds did not emit {len(state.new_tokens)} tokens")
-    if state.finished not in _ENDS:
-        raise ValueError(f"finished is {state.finished!r}")
-    if type(state.key_type) is not str or state.key.shape:
-        raise ValueError(f"{len(state.key_data)} words are not one key of type {state.key_type!r}")
-    return state
+        raise place.field("prompt_length").error(
+            f"is {state.prompt_length}: there are {len(state.tokens)} tokens, and 1 at least is the "
+            "prompt"
+        )
+    position = state.prompt_length - 1
+    for number, each in enumerate(state.rounds):
+        at = place.field("rounds").item(number)
+        _check_summary(each, at)
+        if each.position != position:
+            raise at.field("position").error(f"is {each.position}, and its root is at {position}")
+        position += each.num_emitted
+    if position != len(state.tokens) - 1:
+        raise place.field("tokens").error(
+            f"are {len(state.new_tokens)} after the prompt, and the rounds emitted "
+            f"{position + 1 - state.prompt_length}"
+        )
+    try:
+        is_key = len(state.key_data) <= _MOST_KEY_WORDS and state.key.shape == ()
+    except Exception:  # a type of keys that is not known, or words that it does not take
+        is_key = False
+    if not is_key:
+        raise place.field("key_data").error(
+            f"has {len(state.key_data)} words: they are not one key of type {shown(state.key_type)}"
+        )
 
 
-def _summary_from_plain(plain: dict[str, Any]) -> RoundSummary:
-    counts = {name: value for name, value in dict(plain).items() if type(value) is int}
-    summary = RoundSummary(
-        **counts,
-        tested=tuple((_whole(number), _truth(hit)) for number, hit in plain["tested"]),
-        target=Usage(**plain["target"]),
-        draft=Usage(**plain["draft"]),
+def _check_summary(summary: RoundSummary, place: Place) -> None:
+    """Refuse counts that contradict each other."""
+    tests = summary.tested
+    orders = (
+        (summary.num_emitted >= 1, "num_emitted >= 1"),
+        (summary.num_accepted <= summary.num_emitted, "num_accepted <= num_emitted"),
+        (summary.num_accepted <= summary.num_drafted, "num_accepted <= num_drafted"),
+        (summary.proposed_depth <= summary.num_drafted, "proposed_depth <= num_drafted"),
+        (all(number >= 1 for number, _ in tests), "1 candidate tested at each node of tested"),
+        (sum(number for number, _ in tests) <= summary.num_drafted, "sum of tested <= num_drafted"),
+        (sum(hit for _, hit in tests) <= summary.num_accepted, "hits of tested <= num_accepted"),
+        (summary.status < 2**31, "status < 2^31"),
     )
-    for usage in (summary.target, summary.draft):
-        _whole(usage.queries + usage.calls)
-    return summary
+    for holds, order in orders:
+        if not holds:
+            raise place.error(f"must satisfy {order}")
 
 
-def _truth(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"{value!r} stands where true or false must")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} stands where a whole number must")
-    return value
+def _check_ending(state: DecodeState, decoder: Mapping[str, Any], place: Place) -> None:
+    """Refuse an end that the decoder's limits contradict: it would be passed over, or come early."""
+    new = len(state.new_tokens)
+    limits = {
+        "budget": (new, decoder.get("new_tokens")),
+        "capacity": (len(state.tokens), decoder.get("max_context")),
+    }
+    for ending, (count, limit) in limits.items():
+        if not isinstance(limit, int):
+            continue
+        if count > limit or (count == limit and state.finished is None):
+            raise place.error(f"has {count} tokens and goes on, and the {ending} is {limit}")
+        if state.finished == ending and count < limit:
+            raise place.field("finished").error(f"is {ending!r}: {count} tokens of {limit}")
+    stops = decoder.get("stop_tokens")
+    is_stopped = bool(new) and isinstance(stops, list) and state.tokens[-1] in stops
+    if isinstance(stops, list) and is_stopped != (state.finished == "stop"):
+        last = f"the last token {'is' if is_stopped else 'is not'} a stop token"
+        raise place.field("finished").error(f"is {state.finished!r}, and {last}")

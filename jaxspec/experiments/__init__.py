@@ -13,15 +13,9 @@ from jaxspec.experiments.compare import (
     compare_tree_decoding,
     run_decoder,
 )
+from jaxspec.experiments.plots import assert_plottable, draw, plot, plot_acceptance
 from jaxspec.experiments.records import load_runs, save_runs
-from jaxspec.experiments.report import (
-    assert_plottable,
-    law_in_words,
-    law_to_json,
-    plot,
-    run_to_json,
-    table,
-)
+from jaxspec.experiments.report import law_in_words, law_to_json, run_to_json, table
 
 __all__ = (
     "Comparison",
@@ -35,10 +29,12 @@ __all__ = (
     "compare_laws",
     "compare_path_decoding",
     "compare_tree_decoding",
+    "draw",
     "law_in_words",
     "law_to_json",
     "load_runs",
     "plot",
+    "plot_acceptance",
     "run_decoder",
     "run_to_json",
     "save_runs",

@@ -6,14 +6,16 @@ vocabulary is small; else by a G-test over repeated runs that states its power.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 
 from jaxspec.audit.decoding import decoding_law
 from jaxspec.audit.statistics import GTest, g_test
+from jaxspec.checks import assert_whole
 from jaxspec.decode import (
     AdaptiveTree,
     AdaptiveTreePolicy,
@@ -25,6 +27,8 @@ from jaxspec.decode import (
     metrics_of,
 )
 from jaxspec.providers import Context, Provider
+from jaxspec.records import shown
+from jaxspec.typed import Range
 from jaxspec.verify import RULES
 
 Progress = Callable[[str], None]
@@ -47,7 +51,7 @@ class Run:
     name: str
     decoder: dict[str, Any]
     prompt: Context
-    seed: int
+    seed: Annotated[int, Range(-(2**63), 2**64 - 1)]
     text: Context
     finished: str
     metrics: Metrics
@@ -95,13 +99,15 @@ def assert_comparable(first: Sequence[Run], second: Sequence[Run]) -> None:
         raise MismatchError(f"number of runs differs: {len(first)} and {len(second)}")
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         facts = (
-            ("target model", a.decoder["target"], b.decoder["target"]),
+            ("target model", a.decoder.get("target"), b.decoder.get("target")),
             ("prompt", list(a.prompt), list(b.prompt)),
             ("continuation length", len(a.text), len(b.text)),
         )
         for fact, here, there in facts:
             if here != there:
-                raise MismatchError(f"run {number}: {fact} differs: {here!r} and {there!r}")
+                raise MismatchError(
+                    f"run {number}: {fact} differs: {shown(here)} and {shown(there)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +138,7 @@ def run_decoder(name: str, decoder: Decoder, prompt: Sequence[int], seed: int) -
     return Run(
         name=name,
         decoder=decoder.describe(),
-        prompt=tuple(prompt),
+        prompt=state.tokens[: state.prompt_length],
         seed=seed,
         text=state.new_tokens,
         finished=str(state.finished),
@@ -171,7 +177,12 @@ def compare_decoding(
 
     Returns:
       The `Comparison`.
+
+    Raises:
+      ValueError: an argument is wrong; raised before anything is decoded.
     """
+    assert_whole("law_tokens", law_tokens, 0)
+    assert_whole("law_runs", law_runs, 1)
     tell = progress or (lambda _: None)
     plain = Decoder(target=target, new_tokens=new_tokens, bonus=bonus)
     decoder = dataclasses.replace(plain, drafter=drafter)
@@ -216,16 +227,16 @@ def compare_laws(
 
     Raises:
       MismatchError: the targets are not the same.
-      ValueError: tokens or runs is below 1.
+      ValueError: tokens or runs is no integer of at least 1.
     """
     if first.target.name != second.target.name:
         raise MismatchError(
             f"target model differs: {first.target.name!r} and {second.target.name!r}"
         )
-    if tokens < 1 or runs < 1:
-        raise ValueError(f"tokens is {tokens}, runs is {runs}: both must be at least 1")
+    assert_whole("tokens", tokens, 1)
+    assert_whole("runs", runs, 1)
     decoders = (first, second)
-    if first.target.vocab**tokens <= EXACT_TEXTS:
+    if tokens * math.log2(first.target.vocab) <= math.log2(EXACT_TEXTS):
         laws = [
             decoding_law(dataclasses.replace(decoder, new_tokens=tokens), tuple(prompt))
             for decoder in decoders

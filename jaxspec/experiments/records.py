@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from jaxspec import records
-from jaxspec.decode.metrics import Metrics, Rate
+from jaxspec import records, typed
 from jaxspec.experiments.compare import Run
-from jaxspec.providers import Context
 from jaxspec.records import RecordError
+from jaxspec.typed import Place
 
 EXPERIMENT = "experiment"
 """Kind of record that `save_runs` writes."""
@@ -31,85 +28,31 @@ def load_runs(path: str | Path) -> list[Run]:
     chances. Compare what was read by `assert_comparable`, or in a `Comparison`.
 
     Raises:
-      RecordError: the file holds no runs, or a run in it is malformed; the message says which.
+      RecordError: the file holds no runs, or a run in it is malformed; the message says which
+        run and field.
+      OSError: the file cannot be read.
     """
-    content = records.load(path, EXPERIMENT)
+    content = records.load_lazily(path, EXPERIMENT)
     if not isinstance(content, list):
         raise RecordError(f"{path}: an experiment is a list of runs")
-    runs = []
-    for number, plain in enumerate(content):
-        try:
-            runs.append(_run_of(plain))
-        except KeyError as error:
-            raise RecordError(f"{path}: run {number}: {error} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise RecordError(f"{path}: run {number}: {error}") from error
-    return runs
+    return [_run_of(plain, Place(f"{path}: run {number}")) for number, plain in enumerate(content)]
 
 
-def _run_of(plain: Any) -> Run:
-    if not isinstance(plain, dict):
-        raise RecordError(f"a {type(plain).__name__}, wanted an object")
-    decoder = plain["decoder"]
-    if not isinstance(decoder, dict) or not isinstance(decoder.get("target"), str):
-        raise RecordError("the decoder names no target model")
-    run = Run(
-        name=_string("name", plain["name"]),
-        decoder=dict(decoder),
-        prompt=_tokens("prompt", plain["prompt"]),
-        seed=_whole("seed", plain.get("seed", 0), least=None),
-        text=_tokens("text", plain["text"]),
-        finished=_string("finished", plain.get("finished", "budget")),
-        metrics=_metrics_of(plain["metrics"]),
-    )
+def _run_of(plain: Any, place: Place) -> Run:
+    if isinstance(plain, dict):
+        plain = {"seed": 0, "finished": "budget", **plain}
+        if isinstance(plain.get("metrics"), dict):
+            plain["metrics"] = {"by_depth": [], "by_rank": [], **plain["metrics"]}
+    run = typed.build(Run, plain, place, extras=True)
+    if not isinstance(run.decoder.get("target"), str):
+        raise place.field("decoder").error("names no target model")
+    for name in ("by_depth", "by_rank"):
+        for number, rate in enumerate(getattr(run.metrics, name)):
+            if rate.hits > rate.chances:
+                at = place.field("metrics").field(name).item(number)
+                raise at.error(f"has {rate.hits} hits of {rate.chances} chances")
     if run.metrics.new_tokens != len(run.text):
-        raise RecordError(
-            f"its metrics count {run.metrics.new_tokens} new tokens, its text has {len(run.text)}"
+        raise place.field("metrics").error(
+            f"count {run.metrics.new_tokens} new tokens, its text has {len(run.text)}"
         )
     return run
-
-
-def _metrics_of(plain: Any) -> Metrics:
-    if not isinstance(plain, dict):
-        raise RecordError(f"metrics: a {type(plain).__name__}, wanted an object")
-    tables = {
-        name: tuple(
-            _rate(f"{name}[{place}]", rate) for place, rate in enumerate(plain.get(name, ()))
-        )
-        for name in ("by_depth", "by_rank")
-    }
-    counts = {name: _whole(name, value) for name, value in plain.items() if name not in tables}
-    fields: dict[str, Any] = {**counts, **tables}
-    strange = set(fields) ^ {field.name for field in dataclasses.fields(Metrics)}
-    if strange:
-        raise RecordError(f"metrics: {', '.join(sorted(strange))}: missing, or not known here")
-    return Metrics(**fields)
-
-
-def _rate(name: str, plain: Any) -> Rate:
-    if not isinstance(plain, dict):
-        raise RecordError(f"{name}: a {type(plain).__name__}, wanted an object")
-    rate = Rate(hits=_whole(name, plain["hits"]), chances=_whole(name, plain["chances"]))
-    if rate.hits > rate.chances:
-        raise RecordError(f"{name}: {rate.hits} hits of {rate.chances} chances")
-    return rate
-
-
-def _tokens(name: str, value: Any) -> Context:
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if not isinstance(value, list):
-        raise RecordError(f"{name}: a {type(value).__name__}, wanted a list of token ids")
-    return tuple(_whole(f"{name}[{place}]", token) for place, token in enumerate(value))
-
-
-def _whole(name: str, value: Any, *, least: int | None = 0) -> int:
-    if type(value) is not int or (least is not None and value < least):
-        raise RecordError(f"{name} is {value!r}, wanted a whole number")
-    return value
-
-
-def _string(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise RecordError(f"{name} is {value!r}, wanted a string")
-    return value

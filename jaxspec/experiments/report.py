@@ -1,12 +1,10 @@
-"""Runs side by side: a table, plain values for JSON, and a plot."""
+"""Runs side by side: a table, and plain values for JSON."""
 
-import importlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxspec.decode.metrics import Rate
-from jaxspec.experiments.compare import Comparison, LawComparison, Run
+from jaxspec.experiments.compare import LawComparison, Run
 
 COUNTS = (
     "rounds",
@@ -125,63 +123,3 @@ def _aligned(
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def assert_plottable(path: str | Path) -> None:
-    """Find out before long work whether `plot` can write to a path.
-
-    Args:
-      path: an image file.
-
-    Raises:
-      ImportError: matplotlib is not installed; it comes with the extra `plot`.
-      ValueError: its suffix is no format that matplotlib writes.
-    """
-    canvas = _matplotlib("backend_bases").FigureCanvasBase
-    suffix = Path(path).suffix.removeprefix(".").lower()
-    if suffix not in canvas.get_supported_filetypes():
-        formats = ", ".join(sorted(canvas.get_supported_filetypes()))
-        raise ValueError(f"{path}: its suffix must be one of {formats}")
-
-
-def _matplotlib(module: str) -> Any:
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'jaxspec-decoding[plot]'") from error
-
-
-def plot(comparisons: Sequence[Comparison], path: str | Path) -> None:
-    """Plot tokens per target batch and acceptance by depth and by sibling rank.
-
-    Args:
-      comparisons: of one baseline.
-      path: an image file; its suffix decides the format.
-
-    Raises:
-      ImportError: matplotlib is not installed; it comes with the extra `plot`.
-      ValueError: there is nothing to plot, or matplotlib does not know the format.
-      OSError: the file cannot be written.
-    """
-    if not comparisons:
-        raise ValueError("there is nothing to plot: no comparisons")
-    assert_plottable(path)
-    figure = _matplotlib("figure")
-    runs = [comparisons[0].baseline, *(comparison.speculative for comparison in comparisons)]
-    sheet = figure.Figure(figsize=(11, 3.6), layout="constrained")
-    by_batch, by_depth, by_rank = sheet.subplots(1, 3)
-    names = [run.name for run in runs]
-    by_batch.barh(names, [run.metrics.tokens_per_target_batch or 0.0 for run in runs], color="C0")
-    by_batch.invert_yaxis()
-    by_batch.set(title="new tokens per target batch")
-    for axis, rates_of, label in (
-        (by_depth, lambda m: m.by_depth, "depth"),
-        (by_rank, lambda m: m.by_rank, "sibling"),
-    ):
-        for run in runs[1:]:
-            rates = [(n, r.value) for n, r in enumerate(rates_of(run.metrics), 1) if r.chances]
-            axis.plot(*zip(*rates, strict=True) if rates else ((), ()), marker="o", label=run.name)
-        axis.set(title=f"acceptance by {label}", xlabel=label, ylim=(0, 1))
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    by_depth.legend(frameon=False)
-    sheet.savefig(path, dpi=150)

@@ -1,6 +1,7 @@
 """Models to verify with: networks in plain JAX, n-gram models, and what comes with the package."""
 
 from jaxspec.models.checkpoint import load_config, load_huggingface
+from jaxspec.models.detokenizer import Detokenizer
 from jaxspec.models.gguf import load_gguf
 from jaxspec.models.llama import (
     LlamaConfig,
@@ -10,11 +11,13 @@ from jaxspec.models.llama import (
     llama,
     rope_frequencies,
 )
+from jaxspec.models.metadata import CheckpointWarning
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
 from jaxspec.models.pair import CharacterTokenizer, shipped_models
 from jaxspec.models.save import save_huggingface
 from jaxspec.models.shipped import shipped_pair, shipped_providers, shipped_text
 from jaxspec.models.smollm2 import chat_prompt, find_smollm2, load_smollm2
+from jaxspec.models.stop_text import StopText
 from jaxspec.models.text import ContextError, TextError, decode, encode, split_text
 from jaxspec.models.tokenizers import TextTokenizer
 from jaxspec.models.tunix import from_tunix
@@ -23,11 +26,14 @@ from jaxspec.models.weights import CheckpointError
 __all__ = (
     "CharacterTokenizer",
     "CheckpointError",
+    "CheckpointWarning",
     "ContextError",
     "ContextTable",
+    "Detokenizer",
     "LlamaConfig",
     "LlamaParams",
     "NGram",
+    "StopText",
     "TextError",
     "TextTokenizer",
     "bits_per_character",

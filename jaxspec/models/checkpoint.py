@@ -2,7 +2,8 @@
 
 A directory holds `config.json`, the weights as `model.safetensors` or in shards that
 `model.safetensors.index.json` lists, and mostly `tokenizer.json`. What this package's network does
-not do is refused by the name of the field that asks for it, never ignored.
+not do is rejected with the field that asks for it, never ignored: `jaxspec.models.metadata` lists the
+fields.
 
 References:
   Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
@@ -22,10 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import described
+from jaxspec.extras import needs
 from jaxspec.language_model import LanguageModel
+from jaxspec.models.chat import read_chat_template
 from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
-from jaxspec.models.tokenizers import TextTokenizer, read_tokenizer
+from jaxspec.models.metadata import CONFIG, GENERATION, NO_EFFECT, check_keys, report
+from jaxspec.models.special_tokens import end_tokens, read_description, token_ids
+from jaxspec.models.swap import was_interrupted
+from jaxspec.models.tokenizers import TextTokenizer, open_tokenizer
 from jaxspec.models.weights import (
+    MOST_CONTEXT,
     MOST_HEAD_WIDTH,
     CheckpointError,
     Fields,
@@ -54,10 +61,16 @@ LAYOUT: Mapping[str, str] = {
 
 _ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": False, "mlp_bias": False},
-    "MistralForCausalLM": {"sliding_window": 4096},
-    "Qwen2ForCausalLM": {"use_sliding_window": False},
+    "MistralForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "Qwen2ForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 32},
 }
 """What each says of fields that a `config.json` leaves out, as far as it matters here."""
+
+_MODEL_TYPES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 
 _ROPE_FIELDS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
@@ -74,7 +87,17 @@ _ROPE_FIELDS: Mapping[str, frozenset[str]] = {
 }
 """What each rope type takes besides its base."""
 
-_OLD_FREQUENCIES = "rotary_emb.inv_freq"
+_BUFFERS = (
+    ".rotary_emb.inv_freq",
+    ".rotary_emb.original_inv_freq",
+    ".rotary_emb.cos_cached",
+    ".rotary_emb.sin_cached",
+    ".self_attn.bias",
+    ".self_attn.masked_bias",
+    ".position_ids",
+)
+"""What old checkpoints store besides the weights: RoPE's tables, masks and positions, all of which
+follow from the config."""
 _ROPE_ALWAYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
@@ -91,14 +114,22 @@ def load_huggingface(
       name: the network's id; default the directory's name.
 
     Returns:
-      The network; its tokenizer, a `TextTokenizer`, is None where there is no `tokenizer.json`.
+      The network; its tokenizer, a `TextTokenizer`, is None where there is no `tokenizer.json`. Its
+      `stop_tokens` are those of `config.json`, `generation_config.json` and `tokenizer_config.json`
+      together. How to sample (temperature, top_k, top_p) is not taken from the files: a decoder's
+      arguments say it.
 
     Raises:
       CheckpointError: what is missing, damaged or not supported, and in which file.
       ImportError: `safetensors`, or `tokenizers` for a directory with a tokenizer, is not installed.
+
+    Warns:
+      CheckpointWarning: once for each file that has keys this package does not know, or recommends
+        sampling that this package does not have, such as a repetition penalty.
     """
     place = _folder(directory)
     config = load_config(place)
+    identity = _identity(place)
     tensors = dict(_tensors(place))
     if config.is_tied and LAYOUT["head"] in tensors:
         # Some checkpoints store a tied embedding twice.
@@ -108,11 +139,14 @@ def load_huggingface(
                 f"{place}: tie_word_embeddings is true, yet {LAYOUT['head']} is not the embedding"
             )
     params = params_from_tensors(config, tensors, LAYOUT, dtype, os.fspath(place))
+    tokenizer = _tokenizer(place, config.vocab)
+    if _identity(place) != identity:
+        raise CheckpointError(f"{place}: it was saved anew while it was loaded; load it again")
     return llama(
         config,
         params,
         name=place.resolve().name if name is None else name,
-        tokenizer=_tokenizer(place, config.vocab),
+        tokenizer=tokenizer,
     )
 
 
@@ -125,13 +159,23 @@ def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
     Raises:
       CheckpointError: there is no such directory, or a field is missing, or asks for something this
         package's network lacks.
+
+    Warns:
+      CheckpointWarning: once, naming fields that this package does not know.
     """
     path = _folder(directory) / "config.json"
+    if was_interrupted(path):
+        raise CheckpointError(
+            f"{path}: it is missing, for saving to this folder was interrupted; save again"
+        )
     stored = _read_json(path)
     kind = _architecture(path, stored)
+    # Qwen2 has biases in attention, whatever a config says of them.
+    by_kind = {"attention_bias": NO_EFFECT} if kind == "Qwen2ForCausalLM" else {}
+    check_keys(path, stored, {**CONFIG, **by_kind})
     fields = Fields(path, {**_ARCHITECTURES[kind], **stored})
     layers = fields.whole("num_hidden_layers")
-    _refuse_unsupported(fields, layers)
+    _refuse_unsupported(fields, layers, is_qwen2=kind == "Qwen2ForCausalLM")
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_width = fields.whole("head_dim", None, least=2, most=MOST_HEAD_WIDTH)
     if head_width is None:
@@ -157,7 +201,7 @@ def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
             hidden=fields.whole("intermediate_size"),
             rope_frequencies=_rope_frequencies(fields, head_width),
             norm_epsilon=float(fields.number("rms_norm_eps", 1e-6)),
-            max_context=fields.whole("max_position_embeddings", None),
+            max_context=fields.whole("max_position_embeddings", None, most=MOST_CONTEXT),
             has_biases=kind == "Qwen2ForCausalLM",
             is_tied=fields.truth("tie_word_embeddings", False),
         )
@@ -202,48 +246,71 @@ def _folder(directory: str | os.PathLike[str]) -> pathlib.Path:
         raise CheckpointError(
             f"directory is {described(directory)}: must be the path of a folder"
         ) from error
-    if place.is_file():
+    if os.path.isfile(place):  # unlike its method, False for a name that no file can have
         raise CheckpointError(
             f"{place}: it is a file, and a folder with config.json and the weights is wanted (a GGUF "
             "file is read by load_gguf)"
         )
-    if not place.exists():
+    if not os.path.exists(place):
         raise CheckpointError(f"{place}: there is no such folder; nothing is downloaded")
     return place
+
+
+def _identity(place: pathlib.Path) -> tuple[int, int] | None:
+    """Return what changes when a directory is saved anew: then its config is moved out and in."""
+    try:
+        found = os.stat(place / "config.json")
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> str:
     """Return which of the known architectures a config describes."""
     named: Any = stored.get("architectures")
-    known = ", ".join(_ARCHITECTURES)
-    # One by one: what stands in the list may be anything, also what no dict can look up.
+    kind: Any = stored.get("model_type")
+    # One by one: what is in the list may be anything, also what no dict can look up.
+    by_type = _MODEL_TYPES[kind] if kind in tuple(_MODEL_TYPES) else None
+    if named in (None, []) and by_type is not None:
+        return by_type
     is_known = isinstance(named, list) and len(named) == 1 and named[0] in tuple(_ARCHITECTURES)
     if not is_known:
-        raise CheckpointError(f"{path}: architectures is {shown(named)}; this package has {known}")
+        raise CheckpointError(
+            f"{path}: architectures is {shown(named)}, model_type {shown(kind)}; this package has "
+            f"{', '.join(_ARCHITECTURES)}"
+        )
+    if by_type is not None and by_type != named[0]:
+        raise CheckpointError(
+            f"{path}: architectures is {shown(named)}, yet model_type {shown(kind)} is that of "
+            f"{by_type}"
+        )
+    if by_type is None and kind is not None:
+        report(
+            f"{path}: model_type is {shown(kind)}, which this package does not know; the file is "
+            f"read as architectures says, as {named[0]}"
+        )
     return named[0]
 
 
-def _refuse_unsupported(fields: Fields, layers: int) -> None:
+def _refuse_unsupported(fields: Fields, layers: int, *, is_qwen2: bool) -> None:
     """Raise for the first field that asks for what the network does not do."""
-    stored = fields.values
     kinds = fields.texts("layer_types", None)
     if kinds is not None and len(kinds) != layers:
         raise fields.refusal(
             "layer_types", f"of {len(kinds)} layers, not num_hidden_layers {layers}"
         )
     window = fields.whole("sliding_window", None)
-    # Qwen2 names a window that it uses only if it also says so; a window no text outgrows is none.
-    is_windowed = fields.truth("use_sliding_window", window is not None)
-    if is_windowed and window is not None:
+    # Qwen2 names a window that it uses only if it also says so, and only in layers from a number on,
+    # or in those that layer_types names; a window no text outgrows is none.
+    is_windowed = fields.truth("use_sliding_window", not is_qwen2) and window is not None
+    if is_windowed and is_qwen2:
+        is_windowed = kinds is None and fields.whole("max_window_layers", 28, least=0) < layers
+    if is_windowed:
         is_windowed = window < (fields.whole("max_position_embeddings", None) or math.inf)
     unsupported = {
-        "hidden_act": stored.get("hidden_act", "silu") not in ("silu", "swish"),
-        "attention_bias": bool(stored.get("attention_bias")),
-        "mlp_bias": bool(stored.get("mlp_bias")),
+        "hidden_act": (fields.values.get("hidden_act") or "silu") not in ("silu", "swish"),
         "sliding_window": bool(is_windowed),
         "layer_types": any(kind != "full_attention" for kind in kinds or []),
-        "partial_rotary_factor": stored.get("partial_rotary_factor", 1.0) != 1.0,
-        "quantization_config": bool(stored.get("quantization_config")),
     }
     for field, is_unsupported in unsupported.items():
         if is_unsupported:
@@ -255,7 +322,17 @@ def _rope_frequencies(fields: Fields, head_width: int) -> tuple[float, ...]:
 
     They stand at the top and in `rope_scaling`, or, as newer files have it, in `rope_parameters`.
     """
-    rope = {**fields.inner("rope_scaling"), **fields.inner("rope_parameters")}
+    places = [fields.inner(name) for name in ("rope_scaling", "rope_parameters")]
+    old, new = (
+        {name: value for name, value in place.items() if value is not None} for place in places
+    )
+    for name in sorted(old.keys() & new.keys()):
+        if old[name] != new[name]:
+            raise CheckpointError(
+                f"{fields.path}: {name} is {shown(old[name])} in rope_scaling, {shown(new[name])} in "
+                "rope_parameters"
+            )
+    rope = old | new
     kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in _ROPE_FIELDS or rope.get("type", kind) != kind:
         also = f" and {shown(rope['type'])}" if "type" in rope and "rope_type" in rope else ""
@@ -296,8 +373,7 @@ def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray
     try:
         import safetensors
     except ImportError as error:
-        message = "reading weights needs safetensors: pip install 'jaxspec-decoding[models]'"
-        raise ImportError(message) from error
+        raise ImportError(needs("reading weights", "safetensors", "models")) from error
     index = place / "model.safetensors.index.json"
     whole = place / "model.safetensors"
     listed: dict[str, str] | None = None  # the shard of each tensor
@@ -310,10 +386,10 @@ def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray
         listed = _listed(index)
     for shard in [whole.name] if listed is None else sorted(set(listed.values())):
         path = place / shard
+        _assert_file(path)
         try:
             file = safetensors.safe_open(path, framework="np")
-            # Old checkpoints store the frequencies too; they follow from the config.
-            found = {name for name in file.keys() if not name.endswith(_OLD_FREQUENCIES)}  # noqa: SIM118
+            found = {name for name in file.keys() if not name.endswith(_BUFFERS)}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path}: {error}") from error
         if listed is not None:
@@ -344,7 +420,7 @@ def _listed(index: pathlib.Path) -> dict[str, str]:
                 f"{index}: weight_map puts tensor {name} into {shown(shard)}, which is not the name "
                 "of a safetensors file in this directory"
             )
-    return {name: shard for name, shard in listed.items() if not name.endswith(_OLD_FREQUENCIES)}
+    return {name: shard for name, shard in listed.items() if not name.endswith(_BUFFERS)}
 
 
 def _read_tensor(path: pathlib.Path, file: Any, name: str) -> np.ndarray:
@@ -358,27 +434,37 @@ def _read_tensor(path: pathlib.Path, file: Any, name: str) -> np.ndarray:
 
 
 def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
-    """Read a directory's tokenizer and the ids that end its texts, if it has one."""
-    stop_tokens: list[int] = []
-    for file in ("config.json", "generation_config.json"):  # the later one decides
-        path = place / file
-        if path.is_file():
-            found = _stop_tokens(path, vocab)
-            stop_tokens = stop_tokens if found is None else found
+    """Read a directory's tokenizer and the ids that begin and end its texts, if it has one.
+
+    An id ends a text if any of the files that name such ids says so.
+    """
+    named = {"config.json": _read_json(place / "config.json")}
+    if os.path.lexists(generation := place / "generation_config.json"):
+        named[generation.name] = _read_json(generation)
+        check_keys(generation, named[generation.name], GENERATION)
     path = place / "tokenizer.json"
-    return read_tokenizer(path, stop_tokens, vocab=vocab) if path.is_file() else None
-
-
-def _stop_tokens(path: pathlib.Path, vocab: int) -> list[int] | None:
-    """Return the ids that end a text as a file names them, one or a list; None if it does not."""
-    stored = _read_json(path).get("eos_token_id")
-    if stored is None:
+    if not os.path.lexists(path):
         return None
-    stop = stored if isinstance(stored, list) else [stored]
-    for token in stop:
-        fields = Fields(path, {"eos_token_id": token})
-        fields.whole("eos_token_id", least=0, most=vocab - 1)
-    return stop
+    _assert_file(path)
+    stop: set[int] = set()
+    for name, stored in named.items():
+        stop |= token_ids(place / name, "eos_token_id", stored.get("eos_token_id"), vocab)
+    tokenizer = open_tokenizer(path)
+    start: tuple[int, ...] = ()
+    described = place / "tokenizer_config.json"
+    if os.path.lexists(described):
+        also, start = read_description(described, _read_json(described), tokenizer, vocab)
+        stop |= also
+    mapped = place / "special_tokens_map.json"  # of older checkpoints
+    if os.path.lexists(mapped):
+        stop |= end_tokens(mapped, _read_json(mapped), tokenizer, vocab)
+    return TextTokenizer(
+        tokenizer,
+        stop,
+        start_tokens=start,
+        vocab=vocab,
+        chat_template=read_chat_template(place),
+    )
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -387,6 +473,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     """Read a file that holds one object."""
+    _assert_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -394,3 +481,10 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not an object")
     return content
+
+
+def _assert_file(path: pathlib.Path) -> None:
+    """Raise unless a path leads to a file; a pipe would be waited for, a device read without end."""
+    if not path.is_file():
+        what = "not a file" if path.exists() else "there is no such file"
+        raise CheckpointError(f"{path}: {what}")

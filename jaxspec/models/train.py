@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.extras import needs
 from jaxspec.language_model import LanguageModel
 from jaxspec.models.checkpoint import load_huggingface
 from jaxspec.models.figures import bits, pair_figures, text_rows, window_logits
@@ -228,8 +229,7 @@ def _optimizer(learning_rate: float) -> Any:
         import optax
         from optax.contrib import MuonDimensionNumbers, muon
     except ImportError as error:
-        message = "training needs optax: pip install 'jaxspec-decoding[train]'"
-        raise ImportError(message) from error
+        raise ImportError(needs("training", "optax", "train")) from error
 
     def matrices(params: LlamaParams) -> LlamaParams:
         marked = jax.tree.map(lambda w: MuonDimensionNumbers(1, 0) if w.ndim == 2 else None, params)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.extras import needs
 from jaxspec.language_model import Cache, CacheError, LanguageModel, Tokenizer
 
 _FULL = {"Llama3", "Qwen2", "Qwen3"}
@@ -52,9 +53,7 @@ def from_tunix(
     try:
         from flax import nnx
     except ImportError as error:
-        raise ImportError(
-            "a tunix network needs google-tunix: pip install 'jaxspec-decoding[tunix]'"
-        ) from error
+        raise ImportError(needs("a tunix network", "google-tunix", "tunix")) from error
     kind = next((each.__name__ for each in type(model).__mro__ if each.__name__ in _KNOWN), None)
     name = type(model).__name__ if name is None else name
     if kind is None:

@@ -20,6 +20,9 @@ class CheckpointError(ValueError):
 MOST_HEAD_WIDTH = 1 << 16
 """No network's heads are as wide; a broken file must not make a list of angles without end."""
 
+MOST_CONTEXT = (1 << 31) - 1
+"""Positions are counted in 32 bits."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 _REQUIRED: Any = object()
 
@@ -28,8 +31,7 @@ _REQUIRED: Any = object()
 class Fields:
     """What a file says of a network, each value read with the type and range that it must have.
 
-    A field that is not there has its default; where there is none, it is refused as None. An
-    explicit null is read only where the default is None.
+    A field that is absent or null has its default; where there is none, it is rejected as None.
 
     Attributes:
       path: the file, for messages.
@@ -79,7 +81,9 @@ class Fields:
 
     def get(self, name: str, default: Any, is_fine: Callable[[Any], bool], what: str) -> Any:
         """Return a field's value, or refuse one that is not `what`."""
-        value = self.values.get(name, None if default is _REQUIRED else default)
+        value = self.values.get(name)
+        if value is None and default is not _REQUIRED:
+            value = default
         if (value is None and default is None) or is_fine(value):
             return value
         raise self.refusal(name, f"not {what}")

@@ -62,6 +62,11 @@ def draw_and_sort(pairs: jax.Array, row: jax.Array) -> jax.Array:
     return tokens[jax.lax.top_k(row[tokens], tokens.shape[0])[1]]
 
 
+def without_the_first_improbable(tokens: jax.Array, rows: jax.Array) -> jax.Array:
+    """Trim a draft at its first token of low probability: the token is looked at and dropped."""
+    return jnp.argmax(jnp.append(rows[jnp.arange(len(tokens)), tokens] < 0.18, True))
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """A rule with one line wrong, and where that shows.
@@ -74,6 +79,7 @@ class Variant:
       impossible: mass of rounds that must emit what the target cannot, exactly.
       verify: the faulty verifier.
       draw: the faulty draft, in the place of the proposal's.
+      num_drafted: the faulty length of the draft, decided by looking at its tokens.
     """
 
     name: str
@@ -83,6 +89,7 @@ class Variant:
     impossible: Fraction = Fraction(0)
     verify: Callable[..., js.Verdict] | None = None
     draw: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    num_drafted: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
 
 def row(*numerators: int) -> list[Fraction]:
@@ -117,6 +124,9 @@ ZERO_PATH = _one_level("zero", ZERO_P, ZERO_Q)
 ZERO_SIBLINGS = _one_level("zero, two siblings", ZERO_P, ZERO_Q, width=2)
 ZERO_CANDIDATES = _one_level("zero, two candidates", ZERO_P, candidates=(0, 1))
 """Token 0 cannot occur: where a draw of exactly 0 accepts it, a mass of 2^-24 shows."""
+
+TRIMMED_PATH = _one_level("even target, uneven draft", row(1, 1), row(9, 1))
+"""Dropping token 1 whenever it is drafted gives the first token the law (11 / 20, 9 / 20)."""
 
 THRESHOLDS = _one_level("thresholds", row(10, 6, 3, 1), candidates=(1, 2))
 
@@ -221,6 +231,13 @@ TOKEN_VARIANTS = (
         verify=Walk(is_tested=lambda now: now.q[now.x] > 0.1),
     ),
     Variant(
+        "the last sampled token dropped for its low q",
+        TOKEN,
+        TRIMMED_PATH,
+        tv=Fraction(1, 20),
+        num_drafted=without_the_first_improbable,
+    ),
+    Variant(
         "lenience 1/2",
         TOKEN,
         _one_level("half a swap", row(5, 3, 2), row(2, 3, 5)),
@@ -262,6 +279,13 @@ BLOCK_VARIANTS = (
         verify=Block(residual=lambda prefix: relu(prefix.p - prefix.q)),
     ),
     Variant(
+        "the last sampled token dropped for its low q",
+        BLOCK,
+        TRIMMED_PATH,
+        tv=Fraction(1, 20),
+        num_drafted=without_the_first_improbable,
+    ),
+    Variant(
         "<= instead of <",
         BLOCK,
         ZERO_PATH,
@@ -279,6 +303,13 @@ SIBLING_VARIANTS = (
         KILL_SIBLINGS,
         tv=Fraction(18, 125),
         verify=Walk(is_tested=lambda now: now.q[now.x] > 0.18),
+    ),
+    Variant(
+        "the last sibling dropped for its low q",
+        WITHOUT,
+        KILL_SIBLINGS,
+        tv=Fraction(3, 40),
+        num_drafted=lambda tokens, rows: jnp.where(rows[0, tokens[1]] < 0.18, 1, 2),
     ),
     Variant(
         "skip duplicates",

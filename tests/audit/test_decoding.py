@@ -235,6 +235,92 @@ class Picky(SampledPath):
 
 
 @dataclasses.dataclass(frozen=True)
+class Trimmed(SampledPath):
+    """Ends a draft at its first token of low probability, which is proposed or dropped."""
+
+    drops: bool = True
+
+    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+        draft = super().propose(context, depth, pairs)
+        tokens = np.asarray(draft.proposal.tree.tokens)
+        rows = np.asarray(draft.proposal.draft_rows)
+        improbable = [n for n in range(draft.depth) if rows[n, tokens[n + 1]] < 0.3]
+        if not improbable:
+            return draft
+        return super().propose(context, improbable[0] + (not self.drops), pairs)
+
+
+def trimmed(*, drops: bool, rule: str = "token") -> DecodingLaw:
+    even = Provider("even", VOCAB, lambda _: [0.5, 0.5, 0.0])
+    draft = Provider("nine to one", VOCAB, lambda _: [0.9, 0.1, 0.0])
+    drafter = Trimmed(draft, 2, js.RULES[rule], drops)
+    return decoding_law(Decoder(even, drafter, 2, bonus=False), PROMPT)
+
+
+KILL_P, KILL_Q = np.array([1, 3, 7, 9]) / 20, np.array([12, 3, 4, 1]) / 20
+"""The row pair of the known-bad variants of one round: there the biases are known exactly."""
+
+UNEVEN = Provider("uneven", 4, lambda _: KILL_Q)
+DRAW = {
+    name: jax.jit(js.RULES[name].proposal.draw)
+    for name in ("with_replacement", "without_replacement")
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Siblings:
+    """Two candidates for the next token, sampled, and then changed by looking at them."""
+
+    rule: js.Rule
+    change: Callable[[list[int]], list[int]]
+    draft: Provider = UNEVEN
+    max_nodes: int = 3
+    first_depth: int = 1
+
+    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+        (row,), usage = self.draft.rows([context])
+        drawn = DRAW[self.rule.name](pairs[1:], jnp.asarray(row, jnp.float32)).tolist()
+        tokens = self.change(drawn) if depth else []
+        tree = make_tree(
+            [context[-1], *tokens],
+            [-1, *[0] * len(tokens)],
+            max_nodes=3,
+            max_children=2,
+            max_depth=1,
+            distinct_siblings=False,
+        )
+        proposal = self.rule.proposal(tree=tree, draft_rows=jnp.asarray([row, row], jnp.float32))
+        return Draft(proposal=proposal, depth=int(depth > 0), usage=usage)
+
+    def next_depth(self, depth: int, accepted: int, proposed: int) -> int:
+        return 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"drafter": "two siblings"}
+
+
+def siblings(rule: str, change: Callable[[list[int]], list[int]] = list) -> DecodingLaw:
+    target = Provider("kill row", 4, lambda _: KILL_P)
+    return decoding_law(Decoder(target, Siblings(js.RULES[rule], change), 1, bonus=False), PROMPT)
+
+
+def probable(tokens: list[int]) -> list[int]:
+    return [token for token in tokens if KILL_Q[token] > 0.18]
+
+
+def by_score(tokens: list[int]) -> list[int]:
+    return sorted(tokens, key=lambda token: -KILL_Q[token])
+
+
+def without_repeats(tokens: list[int]) -> list[int]:
+    return list(dict.fromkeys(tokens))
+
+
+def with_the_last_improbable_dropped(tokens: list[int]) -> list[int]:
+    return tokens if KILL_Q[tokens[1]] > 0.18 else tokens[:1]
+
+
+@dataclasses.dataclass(frozen=True)
 class Reversed(SampledPath):
     """Draws its tokens in reverse order, which is another cut of the same draws: no fault."""
 
@@ -301,6 +387,8 @@ FAULTS: dict[str, Callable[[], DecodingLaw]] = {
     ),
     "the most probable tokens with the row of a sample": lambda: audit_of(Argmax(DRAFT, 2)),
     "a depth that looks at this round's draws": lambda: audit_of(Picky(DRAFT, 2)),
+    "a sampled token dropped for its low probability": lambda: trimmed(drops=True),
+    "a sampled token dropped, verified as a block": lambda: trimmed(drops=True, rule="block"),
     "a last round without a cap": lambda: audit_of(PATH, Uncapped, new_tokens=1),
     "a last round of an adaptive tree without a cap": lambda: audit_of(
         DRAFTERS["adaptive tree"], Uncapped, bonus=True
@@ -314,6 +402,47 @@ FAULTS: dict[str, Callable[[], DecodingLaw]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_decoder_that_is_not_lossless_is_seen(name: str) -> None:
     assert is_rejected(FAULTS[name]())
+
+
+def test_a_draft_that_drops_its_improbable_token_has_a_first_token_law_of_its_own() -> None:
+    law = trimmed(drops=True)
+    first = [sum(p for text, p in law.texts.items() if text[0] == token) for token in (0, 1)]
+    assert first == pytest.approx([0.55, 0.45], abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_draft_that_stops_after_its_improbable_token_is_lossless(rule: str) -> None:
+    assert_lossless(trimmed(drops=False, rule=rule))
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "tv"),
+    [
+        ("with_replacement", list, 0),
+        ("with_replacement", probable, 18 / 125),
+        ("with_replacement", by_score, 9 / 80),
+        ("with_replacement", without_repeats, 29 / 500),
+        ("without_replacement", list, 0),
+        ("without_replacement", with_the_last_improbable_dropped, 3 / 40),
+    ],
+)
+def test_sampled_siblings_may_not_be_dropped_sorted_or_merged_by_looking_at_them(
+    rule: str, change: Callable[[list[int]], list[int]], tv: float
+) -> None:
+    law = siblings(rule, change)
+    assert law.misses == 0
+    assert law.tv == pytest.approx(tv, abs=1e-6)
+
+
+def test_progress_of_a_law_of_texts_goes_from_the_prompt_to_the_longest_text() -> None:
+    calls: list[tuple[str, int, int]] = []
+    decoder = Decoder(TARGETS["three tokens of three"][0], PATH, 2, bonus=False)
+    decoding_law(decoder, PROMPT, progress=lambda *call: calls.append(call))
+    done = [call[1] for call in calls]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, 2)
+    assert {call[2] for call in calls} == {2}
+    assert any("evaluations" in call[0] for call in calls)
 
 
 def test_a_draft_in_half_precision_leads_to_exactly_the_targets_law() -> None:

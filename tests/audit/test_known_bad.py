@@ -1,7 +1,10 @@
 """Every published way to get verification wrong is rejected, and by the law it must have."""
 
+import dataclasses
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import known_bad
 import pytest
 from plain_rules import PLAIN_RULES
@@ -29,6 +32,7 @@ LISTED = {
         "epsilon in the quotient",
         "epsilon in the residual",
         "a drafted token dropped for its low q",
+        "the last sampled token dropped for its low q",
         "lenience 1/2",
     },
     "block": {
@@ -37,11 +41,13 @@ LISTED = {
         "last uncapped",
         "stop at first failure",
         "token residual",
+        "the last sampled token dropped for its low q",
         "<= instead of <",
     },
     "siblings": {
         "sort siblings by score",
         "prune by identity",
+        "the last sibling dropped for its low q",
         "skip duplicates",
         "zero the token instead of subtracting q",
         "without replacement with un-renormalised q",
@@ -94,13 +100,13 @@ def test_no_known_fault_is_forgotten():
 
 
 def test_one_row_pair_shows_every_fault_of_one_level():
-    # The eight of the sampled siblings and point masses, by a total variation that is known.
+    # Those of the sampled siblings and point masses, by a total variation that is known.
     shown = {
         variant.name: variant.tv
         for variant in (*known_bad.SIBLING_VARIANTS, *known_bad.POINT_MASS_VARIANTS)
         if variant.instance in (known_bad.KILL_SIBLINGS, known_bad.KILL_CANDIDATES)
     }
-    assert len(shown) == 9
+    assert len(shown) == 10
     assert min(shown.values()) == Fraction(21, 400)
 
 
@@ -118,13 +124,35 @@ def test_a_plain_rule_without_a_fault_is_proved_where_its_variants_fail(name: st
 def test_a_known_bad_variant_is_rejected_by_the_law_that_its_fault_must_have(
     variant: known_bad.Variant,
 ):
-    law = law_of(variant.rule, variant.instance, verify=variant.verify, draw=variant.draw)
+    law = law_of(
+        variant.rule,
+        variant.instance,
+        verify=variant.verify,
+        draw=variant.draw,
+        num_drafted=variant.num_drafted,
+    )
     assert not law.is_proved
     assert law.tv == pytest.approx(float(variant.tv), abs=1e-6)
     assert law.impossible == pytest.approx(float(variant.impossible), rel=1e-3, abs=0)
     # It is the law that is wrong, not the search.
     assert law.cells.misses == 0
     assert law.total_mass == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_a_draft_that_stops_after_a_token_by_looking_at_it_is_proved(name: str):
+    # The twin of the trimmed draft: the token that ends the draft is proposed with the others.
+    def up_to_the_first_improbable(tokens: jax.Array, rows: jax.Array) -> jax.Array:
+        dropped = known_bad.without_the_first_improbable(tokens, rows)
+        return jnp.minimum(dropped + 1, len(tokens))
+
+    path = dataclasses.replace(known_bad.TRIMMED_PATH, branching=(1, 1))
+    law = law_of(js.RULES[name], path, num_drafted=up_to_the_first_improbable)
+    assert law.is_proved, law
+    # After token 1, of draft probability 1 / 10, nothing more is proposed.
+    verdict = law.cells.outcomes.verdict
+    assert {1, 2} == set(verdict.num_accepted[law.cells.outcomes.drafted[:, 1] == 0]) - {0}
+    assert {1} == set(verdict.num_accepted[law.cells.outcomes.drafted[:, 1] == 1]) - {0}
 
 
 @pytest.mark.parametrize("instance", KEYED_BY_POSITION, ids=lambda instance: instance.name)

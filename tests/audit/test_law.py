@@ -226,6 +226,126 @@ def test_tokens_outside_the_vocabulary_are_impossible_text():
     assert not law.is_proved
 
 
+def test_the_law_of_a_tree_costs_the_candidates_that_are_looked_at_not_all_that_are_drawn():
+    rule = js.RULES["without_replacement"]
+    kill = next(i for i in audit.instances_for(rule) if i.name == "kill row, two siblings")
+    deep = dataclasses.replace(kill, name="deep", branching=(2, 1), expected_accepted={})
+    played = audit.make_round(rule, deep, capacity=audit.Capacity.of(audit.instances_for(rule)))
+    lazy = audit.exact_law(rule, deep, played=played)
+    full = audit.exact_law(rule, deep, played=dataclasses.replace(played, lazy_order=None))
+    assert lazy.is_proved
+    assert full.is_proved
+    np.testing.assert_allclose(lazy.text, full.text, rtol=0, atol=1e-7)
+    assert lazy.expected_accepted == pytest.approx(full.expected_accepted, abs=1e-7)
+    assert lazy.cells.evaluations < full.cells.evaluations / 4
+
+
+def test_a_verifier_that_says_wrongly_where_it_stopped_is_searched_in_full():
+    def verify(draws, proposal, target_rows, bonus):
+        verdict = PLAIN_RULES["token"](draws, proposal, target_rows, bonus)
+        return dataclasses.replace(verdict, stop_node=jnp.int32(0))
+
+    rule = js.RULES["token"]
+    # Two second tokens, both rejected in the middle of their accept draws for the same residual.
+    deep = audit.Instance(
+        name="two alike in the middle",
+        target={(): row(1, 0, 0), (0,): row(1, 2, 7)},
+        draft={(): row(1, 0, 0), (0,): row(1, 1, 0)},
+        branching=(1, 1),
+    )
+    played = audit.make_round(rule, deep, verify=verify)
+    lazy = played.lazily()
+    cells = audit.search(lazy.play, lazy.world, len(lazy.axes), lazy.causal_order)
+    assert cells.misses > 0
+    assert audit.exact_law(rule, deep, played=played).is_proved
+
+
+def test_a_draft_length_is_for_candidates_that_are_drawn():
+    rule = js.RULES["point_mass"]
+    (tree,) = (i for i in audit.instances_for(rule) if i.name == "contract two-level tree")
+    with pytest.raises(ValueError, match="'point_mass' is for point masses: nothing is drawn"):
+        audit.make_round(rule, tree, num_drafted=lambda tokens, rows: jnp.int32(1))
+
+
+def test_progress_of_a_search_goes_from_nothing_to_all_and_is_told_within_a_long_axis():
+    calls: list[tuple[str, int, int]] = []
+    pieces = jnp.arange(1, 64) / 64
+    cells = audit.search(
+        lambda world, u: jnp.stack([piece(world, u), piece(world, u[1:])]),
+        pieces,
+        2,
+        (0, 1),
+        batch=4096,
+        progress=lambda *call: calls.append(call),
+    )
+    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    assert {done for _, done, _ in calls} == {0, 1, 2, 3}
+    assert {steps for *_, steps in calls} == {3}
+    assert sum(done == 1 for _, done, _ in calls) > 1
+    assert calls[-1][0] == f"4,096 boxes, {cells.evaluations + cells.replays:,} evaluations"
+
+
+EMPTY = {
+    "draws of no shape": (lambda: audit.replay(piece, None, np.zeros(0)), r"draws has shape \[0\]"),
+    "a batch of none": (lambda: audit.search(piece, None, 1, (0,), batch=0), "batch is 0"),
+    "an axis that is not there": (lambda: audit.search(piece, None, 0, (0,)), "one of the 0 axes"),
+    "an axis twice": (lambda: audit.search(piece, None, 2, (0, 0)), r"causal_order\[1\] is 0"),
+    "no outcome": (
+        lambda: audit.search(lambda world, u: (), None, 1, (0,)),
+        "play returns no array",
+    ),
+    "no rows": (lambda: audit.joint_law(np.zeros((0, 3)), 1), "table has shape"),
+    "rows for fewer tokens": (lambda: audit.joint_law(np.ones((1, 3)) / 3, 2), "have 4 contexts"),
+    "tokens below none": (lambda: audit.joint_law(np.ones((1, 3)) / 3, -1), "length is -1"),
+    "no instances": (lambda: audit.Capacity.of([]), "instances is empty"),
+    "an instance without rows": (lambda: audit.Instance("a", target={}), "target has no row"),
+    "an empty row": (lambda: audit.Instance("a", target={(): []}), "target has an empty row"),
+    "no draft rows": (
+        lambda: audit.Instance("a", target={(): [1]}, draft={}, branching=(1,)),
+        "draft has no row",
+    ),
+    "a grid without axes": (lambda: audit.count_outcomes(piece, (), 2), "sizes is empty"),
+    "a grid without cells": (lambda: audit.count_outcomes(piece, (4, 0), 2), r"sizes\[1\] is 0"),
+    "a grid of no outcomes": (lambda: audit.count_outcomes(piece, (4,), 0), "num_outcomes is 0"),
+    "chunks of none": (lambda: audit.count_outcomes(piece, (4,), 2, chunk=0), "chunk is 0"),
+    "no counts": (lambda: audit.g_test([], []), "first is empty"),
+    "no second counts": (lambda: audit.g_test([1], []), "second is empty"),
+    "no counts for a law": (lambda: audit.fit_test([], []), "counts is empty"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_is_empty_is_named(name: str):
+    call, message = EMPTY[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_draws_at_all_have_no_outcomes():
+    played = audit.make_round(js.RULES["token"], SMALL)
+    found = audit.replay(played.play, played.world, np.zeros((0, len(played.axes))))
+    assert found.verdict.tokens.shape == (0, 2)
+    assert found.verdict.status.shape == (0,)
+    cells = audit.search(lambda world, u: jnp.int32(7), None, 0, ())
+    assert (cells.outcomes.tolist(), cells.mass.tolist()) == ([7], [1.0])
+    report = audit.AuditReport(grids=audit.report.KNOWN_COUNTS, laws=(), device="none", versions={})
+    assert not report.is_proved  # nothing was proved
+
+
+def test_records_of_many_numbers_are_shown_in_a_few_lines():
+    rule = js.RULES["token"]
+    deep = next(i for i in audit.instances_for(rule) if i.name == "contexts of three tokens")
+    played = audit.make_round(rule, deep)
+    law = audit.exact_law(rule, deep, played=played)
+    report = audit.AuditReport(grids={}, laws=(law,) * 29, device="none", versions={})
+    for record in (law, law.cells, law.cells.outcomes, deep, played, played.world, report):
+        assert f"{type(record).__name__}(" in repr(record)
+        assert len(repr(record)) < 1200
+    assert "case='contexts of three tokens', tv=" in repr(law)
+    assert "text=float64[3, 3, 3]" in repr(law)
+    assert "laws=tuple of 29" in repr(report)
+
+
 def test_another_verifier_is_searched_in_the_order_of_its_own_tests() -> None:
     rule = js.RULES["with_replacement"]
     deep = next(i for i in audit.instances_for(rule) if i.name == "contexts of three tokens")

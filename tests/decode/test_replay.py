@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import io
 import json
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +242,16 @@ def test_other_draft_draws_that_lead_elsewhere_are_refused_and_the_node_named(no
         replay_round(record, draws)
 
 
+def test_draws_of_another_kind_or_for_another_tree_are_refused() -> None:
+    record = rounds_of("path by token")[0]
+    with pytest.raises(js.DrawError, match=r"shapes \(9, 2\) and \(9,\): .* room for 3 nodes"):
+        replay_round(record, round_draws(jax.random.key(0), 9))
+    other: Any
+    for other in (record.draws.verify, jax.random.key(0), 3):
+        with pytest.raises(ValueError, match=r"draws is .*: must be RoundDraws"):
+            replay_round(record, other)
+
+
 def test_draft_draws_of_a_tree_that_nobody_drew_do_not_matter() -> None:
     record = rounds_of("adaptive tree")[0]
     moved = js.RoundDraws(draft=1 - record.draws.draft, verify=record.draws.verify)
@@ -278,20 +291,23 @@ def children_in_a_circle(plain: Any) -> None:
 CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "no rule": (drop("rule"), "'rule' is missing"),
     "an unknown rule": (put("rule", value="guess"), "rule 'guess' is none of token, block"),
-    "a rule that is a list": (put("rule", value=["token"]), "unhashable"),
-    "a rule that needs draft rows": (put("rule", value="token"), "draft_rows"),
+    "a rule that is a list": (put("rule", value=["token"]), "rule is a list, wanted a string"),
+    "a rule that needs draft rows": (
+        put("rule", value="token"),
+        "tree has 5 nodes, 2 child slots and .* for single paths",
+    ),
     "no draws": (drop("draws"), "'draws' is missing"),
-    "no final draw": (drop("draws", "final"), "field 'final' is missing"),
+    "no final draw": (drop("draws", "final"), "draws: 'final' is missing"),
     "a draw of 1": (put("draws", "accept", 1, value=1.0), r"accept\[1\] is 1.0, outside"),
     "draws for another tree": (
         put(
             "draws",
             value={"draft": [[0, 0], [0, 0]], "accept": [0, 0], "final": [0, 0]},
         ),
-        "draws for 2 nodes, the tree has room for 5",
+        r"draws\.draft has shape \(2, 2\), wanted \(5, 2\)",
     ),
     "no tree": (drop("tree"), "'tree' is missing"),
-    "a tree that is a word": (put("tree", value="oak"), "string indices|indices must be"),
+    "a tree that is a word": (put("tree", value="oak"), "tree is 'oak', wanted an object"),
     "no level sizes": (drop("tree", "level_sizes"), "'level_sizes' is missing"),
     "a parent after its child": (put("tree", "parents", "data", 1, value=4), "node 1: parent 4"),
     "siblings of one token": (put("tree", "tokens", "data", value=[2, 1, 1, 0, 0]), "siblings"),
@@ -308,19 +324,55 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "no target rows": (drop("target_rows"), "'target_rows' is missing"),
     "target rows of another tree": (
         put("target_rows", value=[[0.5, 0.25, 0.25]] * 4),
-        "target rows: 4 of them, wanted 5",
+        r"target_rows has shape \(4, 3\), wanted \(5, 3\)",
     ),
     "one target row": (put("target_rows", value=[0.5, 0.25, 0.25]), "rank"),
     "words for target rows": (put("target_rows", value=[["a"]]), "wanted numbers"),
-    "a target row beyond float32": (put("target_rows", value=[[1e300] * 3] * 5), "not finite"),
-    "ragged target rows": (put("target_rows", value=[[0.5, 0.5], [1.0]]), "inhomogeneous"),
-    "a position that is a word": (put("position", value="3"), "position is '3', wanted a int"),
-    "a bonus that is a word": (put("bonus", value="false"), "bonus is 'false', wanted a bool"),
-    "a target that is a number": (put("target", value=3), "target is 3, wanted a str"),
-    "a draft that is a number": (put("draft", value=3), "draft is 3, wanted a str"),
+    "a target row beyond float32": (
+        put("target_rows", value=[[1e300] * 3] * 5),
+        r"target_rows\[0\]\[0\] is 1e\+300, wanted a number finite in float32",
+    ),
+    "ragged target rows": (
+        put("target_rows", value=[*[[0.5, 0.25, 0.25]] * 4, [1.0]]),
+        "inhomogeneous: 1 items along axis 1",
+    ),
+    "a position that is a word": (
+        put("position", value="3"),
+        "position is '3', wanted a whole number from 0",
+    ),
+    "a bonus that is a word": (
+        put("bonus", value="false"),
+        "bonus is 'false', wanted true or false",
+    ),
+    "a target that is a number": (put("target", value=3), "target is 3, wanted a string"),
+    "a draft that is a number": (put("draft", value=3), "draft is 3, wanted a string"),
     "no verdict": (drop("verdict"), "'verdict' is missing"),
     "a verdict without status": (drop("verdict", "status"), "'status' is missing"),
     "half a token emitted": (put("verdict", "tokens", value=[0.5, 1, 1]), "wanted whole numbers"),
+    "child slots of another tree": (
+        put("tree", "children", value=[[-1] * 20_000]),
+        r"tree.children has shape \(1, 20000\)",
+    ),
+    "child slots for each node of a wider tree": (
+        put("tree", "children", value=[[-1] * 9] * 4),
+        r"tree.children has shape \(4, 9\), wanted \(5, 9\)",
+    ),
+    "a tree of no nodes": (put("tree", "tokens", value=[]), r"tree.tokens has shape \(0,\)"),
+    "more nodes than there is room for": (
+        put("tree", "level_sizes", "data", value=[1, 2, 3]),
+        "tree.level_sizes count 6 nodes, wanted 1 to 5",
+    ),
+    "draft rows of point masses": (
+        put("draft_rows", value=[[0.5, 0.25, 0.25]] * 5),
+        "draft_rows must be null: candidates of rule 'point_mass' are point masses",
+    ),
+    "a draw beyond float32": (put("draws", "final", value=[1e300, 0.5]), r"final\[0\] is 1e\+300"),
+    "a path through no node": (
+        put("verdict", "path", value=[0, 7, -1]),
+        r"verdict.path\[1\] is 7, wanted a whole number from -1 to 4",
+    ),
+    "a field too many": (put("mood", value=1), "holds a field that is not known here: 'mood'"),
+    "a long word for a rule": (put("rule", value="x" * 10_000), r"rule 'x+\.\.\.x+' is none of"),
     "a verdict of another depth": (put("verdict", "path", value=[0, 1]), r"path has shape \(2,\)"),
 }
 
@@ -333,6 +385,40 @@ def test_a_malformed_round_is_refused_and_named(tmp_path: Path, change: str) -> 
     rewrite(file, content)
     with pytest.raises(RecordError, match=rf"r\.json: round 1: .*(?s:.*)(?:{message})"):
         load_rounds(file)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [
+        ("children", (5, 2 * 10**6)),
+        ("children", (10**7, 1)),
+        ("tokens", (10**7,)),
+        ("level_sizes", (10**7,)),
+        ("target_rows", (10**7, 1)),
+    ],
+)
+def test_a_small_file_cannot_ask_for_the_memory_of_a_large_array(
+    tmp_path: Path, field: str, shape: tuple[int, ...]
+) -> None:
+    file = tmp_path / "r.npz"
+    save_rounds(file, rounds_of("fixed tree")[:1])
+    with np.load(file) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    (plain,) = json.loads(arrays["header"].tobytes())["content"]
+    name = {**plain["tree"], **plain}[field]["$npz"]
+    lie = io.BytesIO()
+    declared = {"descr": "|i1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(lie, declared)
+    del arrays[name]
+    np.savez_compressed(file, **arrays)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", lie.getvalue() + bytes(10**7))
+    assert file.stat().st_size < 20_000
+    tracemalloc.start()
+    with pytest.raises(RecordError, match=rf"r\.npz: round 0: .*{field} has shape"):
+        load_rounds(file)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
 
 
 def test_rows_of_a_path_that_fit_no_path_are_refused(tmp_path: Path) -> None:

@@ -191,6 +191,10 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     return file, json.loads(file.read_text()), decoder.describe()
 
 
+def first_round(**changes: Any) -> Any:
+    return lambda content: content["state"]["rounds"][0].update(changes)
+
+
 CHANGES: dict[str, Any] = {
     "no state": lambda content: content.pop("state"),
     "no decoder": lambda content: content.pop("decoder"),
@@ -222,6 +226,22 @@ CHANGES: dict[str, Any] = {
     "a verdict of a test that is a word": lambda content: content["state"]["rounds"][0].update(
         tested=[[1, "no"]]
     ),
+    "a round at another position": first_round(position=7),
+    "more accepted than drafted": first_round(num_accepted=9, num_emitted=9),
+    "a round that emitted nothing": first_round(num_emitted=0),
+    "candidates tested without end": first_round(tested=[[10**12, False]]),
+    "a decoder of arrays": lambda content: content["decoder"].update(
+        widths={"$array": "int32", "shape": [2], "data": [2, 1]}
+    ),
+    "a token beyond 32 bits": lambda content: content["state"]["tokens"].__setitem__(0, 2**31),
+    "an end that the budget contradicts": lambda content: content["state"].update(
+        finished="budget"
+    ),
+    "an end without a stop token": lambda content: content["state"].update(finished="stop"),
+    "a key without end": lambda content: content["state"].update(key_data=[1] * 10**5),
+    "nested too deep for Python": lambda content: content["state"].update(
+        depth=json.loads("[" * 60 + "]" * 60)
+    ),
     "a count that is a word": lambda content: content["state"]["rounds"][0].update(status="fine"),
 }
 
@@ -233,6 +253,30 @@ def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path, change: str) ->
     file.write_text(json.dumps(document))
     with pytest.raises(RecordError, match=r"s\.json: not a whole snapshot"):
         load_state(file, decoder)
+
+
+def test_a_finished_text_is_not_gone_on_with_beyond_its_budget(tmp_path: Path) -> None:
+    decoder = decoder_of("fixed tree")
+    file = tmp_path / "s.json"
+    save_state(file, decoder.run(PROMPT, KEY), decoder.describe())
+    document = json.loads(file.read_text())
+    document["content"]["state"]["finished"] = None
+    file.write_text(json.dumps(document))
+    with pytest.raises(RecordError, match="9 tokens and goes on, and the budget is 9"):
+        load_state(file, decoder.describe())
+
+
+def test_a_description_in_tuples_is_that_in_lists(tmp_path: Path) -> None:
+    decoder = decoder_of("path by token")
+    described = {**decoder.describe(), "mine": (1, (2, 3))}
+    save_state(tmp_path / "s.json", halfway(decoder), described)
+    assert load_state(tmp_path / "s.json", described) == halfway(decoder)
+    with pytest.raises(RecordError, match=r"mine was \[1, \[2, 3\]\] .* is now \[1\]") as caught:
+        load_state(tmp_path / "s.json", {**described, "mine": (1,)})
+    long = {**described, "mine": ["x" * 10_000] * 1000}
+    with pytest.raises(RecordError, match="mine was") as caught:
+        load_state(tmp_path / "s.json", long)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_content_that_is_no_object_is_refused(tmp_path: Path) -> None:

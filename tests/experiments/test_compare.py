@@ -1,6 +1,7 @@
 """Comparisons: what each decoder cost by hand-worked numbers, and whether it has the target's law."""
 
 import dataclasses
+import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -245,12 +246,25 @@ def test_first_tokens_are_those_of_the_decoder_at_its_full_depth():
     assert max(map(len, seen)) >= len(PROMPT) + 1
 
 
-@pytest.mark.parametrize(("tokens", "runs"), [(0, 5), (2, 0)])
+@pytest.mark.parametrize(("tokens", "runs"), [(0, 5), (2, 0), (1.5, 5), (2, "3")])
 def test_a_comparison_of_nothing_is_refused(tokens, runs):
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match=r"(tokens|runs) is .*: must be"):
         experiments.compare_laws(
             Decoder(UNIFORM), Decoder(UNIFORM), PROMPT, tokens=tokens, runs=runs, seed=0
         )
+
+
+@pytest.mark.parametrize("option", [{"law_tokens": -1}, {"law_tokens": 1.5}, {"law_runs": 0}])
+def test_a_wrong_argument_of_the_law_is_refused_before_anything_is_decoded(option):
+    (name,) = option
+    silent = Provider("silent", 2, lambda _: pytest.fail("was asked"))
+    with pytest.raises(ValueError, match=f"{name} is "):
+        experiments.compare_path_decoding(silent, silent, PROMPT, seed=0, new_tokens=3, **option)
+
+
+def test_a_run_of_a_prompt_in_an_array_is_plain_json():
+    run = experiments.run_decoder("plain", Decoder(UNIFORM, new_tokens=1), np.array([0, 1]), 0)
+    assert json.loads(json.dumps(experiments.run_to_json(run)))["prompt"] == [0, 1]
 
 
 def test_laws_of_two_targets_are_not_compared():

@@ -98,6 +98,13 @@ def test_runs_that_are_not_comparable_are_refused_by_what_differs(change, words)
         experiments.Comparison(baseline=here(), speculative=other)
 
 
+def test_prompts_that_differ_are_shown_in_a_line():
+    long = dataclasses.replace(here(), prompt=(3,) * 5000)
+    with pytest.raises(experiments.MismatchError, match="prompt differs") as caught:
+        experiments.assert_comparable([here()], [long])
+    assert len(str(caught.value)) < 200
+
+
 def test_experiments_of_different_numbers_of_runs_are_refused():
     with pytest.raises(experiments.MismatchError, match="number of runs differs: 1 and 2"):
         experiments.assert_comparable([here()], [here(), here()])
@@ -135,24 +142,38 @@ def with_metric(name, value):
         (without("text"), "'text' is missing"),
         (without("metrics"), "'metrics' is missing"),
         (with_value("decoder", {"engine": "x"}), "names no target model"),
-        (with_value("decoder", "target"), "names no target model"),
+        (with_value("decoder", "target"), "decoder is 'target', wanted an object"),
         (with_value("decoder", {"target": None}), "names no target model"),
         (with_value("name", 3), "name is 3, wanted a string"),
-        (with_value("prompt", "31"), "prompt: a str, wanted a list of token ids"),
+        (with_value("prompt", "31"), "prompt is '31', wanted a list"),
         (with_value("prompt", [3, 1.5]), r"prompt\[1\] is 1.5, wanted a whole number"),
         (with_value("text", [4, True, 5]), r"text\[1\] is True"),
         (with_value("text", [4, -1, 5]), r"text\[1\] is -1"),
         (with_value("text", [4, 1]), "count 3 new tokens, its text has 2"),
         (with_value("seed", "0"), "seed is '0'"),
         (with_value("metrics", [1]), "metrics: a list"),
+        (
+            with_value(
+                "decoder", {"target": "a", "w": {"$array": "int8", "shape": [0], "data": []}}
+            ),
+            r"decoder.w is an array of shape \(0,\), wanted a plain value",
+        ),
+        (with_value("prompt", [[3]]), r"prompt\[0\] is a list"),
+        (with_value("text", [4, 2**31, 5]), r"text\[1\] is 2147483648"),
+        (with_value("seed", 10**30), "seed is 1000"),
+        (with_value("finished", None), "finished is None"),
+        (with_metric("drafted", 2**63), "metrics.drafted is 9223372036854775808"),
         (with_metric("rounds", 2.5), "rounds is 2.5"),
         (with_metric("rounds", -1), "rounds is -1"),
-        (with_metric("seconds", 3), "metrics: seconds: missing, or not known"),
-        (lambda run: run["metrics"].pop("drafted"), "metrics: drafted: missing"),
+        (with_metric("seconds", 3), "metrics holds a field that is not known here: 'seconds'"),
+        (lambda run: run["metrics"].pop("drafted"), "metrics: 'drafted' is missing"),
         (with_metric("by_rank", [0.5]), r"by_rank\[0\]: a float"),
-        (with_metric("by_rank", 0.5), "not iterable"),
+        (with_metric("by_rank", 0.5), "metrics.by_rank is 0.5, wanted a list"),
         (with_metric("by_depth", [{"hits": 1}]), "'chances' is missing"),
-        (with_metric("by_depth", [{"hits": 3, "chances": 2}]), r"\[0\]: 3 hits of 2 chances"),
+        (
+            with_metric("by_depth", [{"hits": 3, "chances": 2}]),
+            r"by_depth\[0\] has 3 hits of 2 chances",
+        ),
     ],
 )
 def test_a_malformed_run_is_refused_by_its_number(tmp_path, spoil, words):

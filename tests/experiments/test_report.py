@@ -145,6 +145,41 @@ def test_a_plot_is_a_png_and_holds_runs_without_rates(tmp_path):
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_has_one_colour_in_all_parts_and_bars_show_their_values():
+    matplotlib = pytest.importorskip("matplotlib.colors")
+    comparisons = [experiments.Comparison(PLAIN, run) for run in (TREE, PLAIN, HUGE)]
+    by_batch, by_depth, by_rank = experiments.draw(comparisons).axes
+    bars = [matplotlib.to_hex(bar.get_facecolor()) for bar in by_batch.patches]
+    for axis in (by_depth, by_rank):
+        lines = [matplotlib.to_hex(drawn.lines[0].get_color()) for drawn in axis.containers]
+        assert lines == bars[1:]
+    assert len(set(bars)) == len(comparisons) + 1
+    assert [text.get_text() for text in by_batch.texts] == ["1.00", "2.00", "1.00", "2.00"]
+    assert len(by_batch.get_yticklabels()) == 4  # also where names are the same
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 30])
+def test_acceptance_is_drawn_whole_with_intervals_over_ticks_of_whole_numbers(depth):
+    pytest.importorskip("matplotlib")
+    rates = (Rate(3, 3), Rate(0, 2), *[Rate(1, 2)] * depth)[:depth]
+    run = dataclasses.replace(TREE, metrics=dataclasses.replace(TREE.metrics, by_depth=rates))
+    _, axis, _ = experiments.draw([experiments.Comparison(PLAIN, run)]).axes
+    assert all(tick == int(tick) >= 1 for tick in axis.get_xticks())
+    assert len(axis.get_xticks()) <= 12
+    ((marks, _, (bars,)),) = axis.containers
+    assert len(marks.get_xdata()) == len(bars.get_segments()) == depth
+    for (x, low), (_, high) in bars.get_segments():
+        share = rates[round(x) - 1].value
+        assert low <= share <= high
+        assert high - low > 0.3  # few chances tell little, at 0 and 1 too
+        assert axis.get_ylim()[0] < share < axis.get_ylim()[1]
+
+
+def test_acceptance_by_something_else_is_refused():
+    with pytest.raises(ValueError, match="by is 'rank': must be"):
+        experiments.plot_acceptance(None, [TREE], "rank")
+
+
 def test_what_cannot_be_plotted_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(ValueError, match="no comparisons"):
         experiments.plot([], tmp_path / "none.png")
@@ -163,5 +198,5 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
         lambda: experiments.plot([experiments.Comparison(PLAIN, TREE)], tmp_path / "runs.png"),
         lambda: experiments.assert_plottable("runs.png"),
     ):
-        with pytest.raises(ImportError, match=r"jaxspec-decoding\[plot\]"):
+        with pytest.raises(ImportError, match=r"matplotlib: pip install -e '\.\[plot\]'"):
             plot()

@@ -151,7 +151,12 @@ def test_weights_of_8_bits_are_refused_by_name(qwen2_copy, kind):
 
 def test_what_old_and_careful_checkpoints_store_besides_is_no_fault(qwen2_copy):
     def edit(tensors):
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+        for buffer in ("inv_freq", "cos_cached", "sin_cached"):
+            tensors[f"model.layers.0.self_attn.rotary_emb.{buffer}"] = np.ones(1, np.float32)
+        tensors["model.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+        tensors["model.layers.1.self_attn.bias"] = np.ones((1, 1, 4, 4), np.bool_)
+        tensors["model.layers.1.self_attn.masked_bias"] = np.ones((), np.float32)
+        tensors["model.embeddings.position_ids"] = np.arange(64)[None]
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
 
     edit_tensors(qwen2_copy, edit)
@@ -237,13 +242,25 @@ def test_weights_in_another_format_are_said_to_be(qwen2_copy):
     ("fields", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .'GPT2LMHeadModel'."),
-        ({"architectures": ...}, "architectures is None"),
+        ({"architectures": ..., "model_type": "gpt2"}, "architectures is None, model_type 'gpt2'"),
+        ({"architectures": ..., "model_type": ...}, "architectures is None, model_type None"),
+        ({"architectures": ["MistralForCausalLM"]}, "model_type 'llama' is that of LlamaForC"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"sliding_window": 32}, "sliding_window is 32"),
         (
-            {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768},
+            {
+                "architectures": None,
+                "model_type": "qwen2",
+                "sliding_window": 32,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            "sliding_window is 32",
+        ),
+        (
+            {"architectures": [], "model_type": "mistral", "max_position_embeddings": 32768},
             "window is 4096",
         ),
         (
@@ -310,13 +327,24 @@ def test_what_the_network_does_not_do_is_refused_by_the_field_that_asks_for_it(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 64},
-        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": False},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "mistral", "sliding_window": 64},
+        {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False},
+        {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": None},
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": None},
+        # The first 28 layers have none where nothing else is said.
+        {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True},
+        {
+            "model_type": "qwen2",
+            "sliding_window": 8,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+            "layer_types": ["full_attention"] * 2,
+        },
     ],
 )
 def test_a_window_that_is_never_reached_or_not_used_is_no_window(llama_copy, fields):
-    edit_config(llama_copy, **fields)
+    edit_config(llama_copy, architectures=None, **fields)
     assert load_config(llama_copy).max_context == 64
 
 
@@ -418,24 +446,33 @@ def test_a_tokenizer_puts_its_start_token_keeps_special_tokens_whole_and_cuts_no
     assert tokenizer.pieces[19:] == ("T", "AB", "<start>", "<end>")
 
 
-def test_the_tokens_that_end_a_text_are_those_of_the_generation_config_if_it_says(with_tokenizer):
+def test_a_token_that_any_of_three_files_names_ends_a_text(with_tokenizer):
     def stop_tokens():
         return load_huggingface(with_tokenizer).tokenizer.stop_tokens
 
-    path = with_tokenizer / "generation_config.json"
-    assert stop_tokens() == (3,)
-    path.write_text(json.dumps({"eos_token_id": [22, 5]}))
-    assert stop_tokens() == (22, 5)
-    path.unlink()
-    assert stop_tokens() == (3,)
-    edit_config(with_tokenizer, eos_token_id=None)
-    assert stop_tokens() == ()
+    generation = with_tokenizer / "generation_config.json"
+    described = with_tokenizer / "tokenizer_config.json"
+    assert stop_tokens() == {3}
+    generation.write_text(json.dumps({"eos_token_id": [22, 5]}))
+    assert stop_tokens() == {3, 5, 22}
+    described.write_text(json.dumps({"eos_token": {"content": "AB", "lstrip": False}}))
+    assert stop_tokens() == {3, 5, 20, 22}
+    generation.unlink()
+    edit_config(with_tokenizer, eos_token_id=-1)
+    assert stop_tokens() == {20}
+    described.write_text(json.dumps({"eos_token": "<end>"}))
+    assert stop_tokens() == {22}
+    (with_tokenizer / "special_tokens_map.json").write_text(json.dumps({"eos_token": "A"}))
+    assert stop_tokens() == {0, 22}
+    (with_tokenizer / "special_tokens_map.json").unlink()
+    described.write_text(json.dumps({"eos_token": None}))
+    assert stop_tokens() == frozenset()
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize(
     ("stored", "stop_tokens"),
-    [(22, (22,)), (0, (0,)), ([22, 5], (22, 5)), ([], ()), (None, ())],
+    [(22, {22}), (0, {0}), ([22, 5, -1], {5, 22}), ([], set()), (None, set()), (-1, set())],
     ids=str,
 )
 def test_the_tokens_that_end_a_text_are_one_or_a_list_or_none(
@@ -456,7 +493,7 @@ def test_the_tokens_that_end_a_text_are_one_or_a_list_or_none(
         ("3", "'3'"),
         (True, "True"),
         (3.0, "3.0"),
-        (-1, "-1"),
+        (-2, "-2"),
         (24, "24"),
         ([3, 24], "24"),
         ([3, None], "None"),
@@ -468,11 +505,10 @@ def test_the_tokens_that_end_a_text_are_one_or_a_list_or_none(
 def test_an_end_of_text_that_is_no_token_of_the_network_is_refused_with_its_file(
     with_tokenizer, file, stored, shown
 ):
-    (with_tokenizer / file).write_text(
-        json.dumps(
-            json.loads((with_tokenizer / "config.json").read_text()) | {"eos_token_id": stored}
-        )
-    )
+    edit_config(with_tokenizer, eos_token_id=...)
+    (with_tokenizer / "generation_config.json").write_text("{}")
+    content = json.loads((with_tokenizer / file).read_text())
+    (with_tokenizer / file).write_text(json.dumps(content | {"eos_token_id": stored}))
     wanted = rf"/{file}: eos_token_id is {shown}, not a whole number from 0 to 23"
     with pytest.raises(CheckpointError, match=wanted):
         load_huggingface(with_tokenizer)
@@ -494,5 +530,5 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
     with_tokenizer, library, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError, match=rf"{library}: pip install 'jaxspec-decoding\[models\]'"):
+    with pytest.raises(ImportError, match=rf"{library}: pip install -e '\.\[models\]'"):
         load_huggingface(with_tokenizer)

@@ -1,7 +1,11 @@
 """GGUF files written here from a stored network, as converters write them."""
 
+import collections
 import pathlib
+import struct
 import sys
+import tracemalloc
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +16,7 @@ from jaxspec.models.checkpoint import LAYOUT as HUGGINGFACE
 from jaxspec.models.checkpoint import load_config, load_huggingface
 from jaxspec.models.gguf import LAYOUT, load_gguf
 from jaxspec.models.llama import rope_frequencies
+from jaxspec.models.metadata import CheckpointWarning
 from jaxspec.models.weights import CheckpointError
 
 gguf = pytest.importorskip("gguf")
@@ -73,6 +78,8 @@ def write(path, tensors, metadata, kind="llama", quantised=None):
         match value:
             case str():
                 writer.add_string(key, value)
+            case bool():
+                writer.add_bool(key, value)
             case int():
                 writer.add_uint32(key, value)
             case float():
@@ -126,12 +133,84 @@ def test_without_an_output_tensor_the_embedding_is_the_output_layer(tmp_path):
     assert model.tokenizer is None
 
 
-def test_linear_scaling_slows_every_turn(tmp_path):
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, 4),
+        ({"scaling.factor": 4.0}, 4),  # linear is the default
+        ({"scale_linear": 4.0}, 4),  # the key of old files
+        ({"scaling.type": "linear", "scale_linear": 4.0, "scaling.factor": 4.0}, 4),
+        ({"scaling.factor": 0.0}, 1),  # stands for none
+        ({"scaling.type": "none", "scaling.factor": 4.0}, 1),
+        ({"scaling.original_context_length": 32, "scaling.finetuned": True}, 1),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_linear_scaling_slows_every_turn_whichever_key_says_so(tmp_path, scaling, factor):
     tensors = stored_tensors()
     del tensors["rope_freqs.weight"]
-    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    scaling = {f"llama.rope.{key}": value for key, value in scaling.items()}
     config = load_gguf(write(tmp_path / "a.gguf", tensors, METADATA | scaling)).forward.args[0]
-    np.testing.assert_allclose(np.multiply(config.rope_frequencies, 4), rope_frequencies(8, 500.0))
+    found = np.multiply(config.rope_frequencies, factor)
+    np.testing.assert_allclose(found, rope_frequencies(8, 500.0))
+
+
+def test_neutral_values_load_without_a_word_and_unknown_keys_are_reported_once(tmp_path):
+    neutral = {
+        "general.file_type": 1,
+        "general.author": "somebody",
+        "general.sampling.temp": 0.5,
+        "llama.vocab_size": 24,
+        "llama.attention.sliding_window": 64,
+        "llama.attention.scale": 8**-0.5,
+        "llama.attention.head_count": [4, 4],
+        "llama.logit_scale": 1.0,
+        "llama.expert_count": 0,
+        "llama.attention.causal": True,
+        "llama.rope.scaling.attn_factor": 1.0,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": "{{ messages }}",
+        "quantize.imatrix.file": "somewhere",
+    }
+    tensors = stored_tensors()
+    tensors["blk.0.attn_rot_embd.weight"] = np.ones(4, np.float32)
+    path = write(tmp_path / "a.gguf", tensors, METADATA | TOKENIZER | neutral)
+    assert load_gguf(path).vocab == 24
+    odd = {"llama.warp_factor": 9, "tokenizer.ggml.shrink": True}
+    with pytest.warns(CheckpointWarning) as found:
+        load_gguf(write(path, tensors, METADATA | TOKENIZER | odd))
+    assert [str(each.message) for each in found] == [
+        f"{path}: unknown keys, which may change the network or its text: {key}"
+        for key in ("'llama.warp_factor' (9)", "'tokenizer.ggml.shrink' (True)")
+    ]
+
+
+def test_user_defined_and_special_tokens_are_found_whole_and_a_start_token_is_put(tmp_path):
+    changes = {
+        "tokenizer.ggml.tokens": [*PIECES, "<unk>", "<call>"],
+        "tokenizer.ggml.token_type": [1] * 7 + [3, 2, 4],
+        "tokenizer.ggml.bos_token_id": 7,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    path = write(tmp_path / "a.gguf", stored_tensors(), METADATA | TOKENIZER | changes)
+    tokenizer = load_gguf(path).tokenizer
+    assert tokenizer.encode("A<call>B<unk>A", add_special_tokens=False) == [0, 9, 1, 8, 0]
+    assert tokenizer.encode("AB") == tokenizer.encode("<|im_end|>AB") == [7, 6]
+    assert tokenizer.decode([0, 9, 1]) == "A<call>B"
+
+
+def test_tokens_beyond_the_networks_vocabulary_load_and_are_an_error_in_a_prompt(tmp_path):
+    changes = {
+        "tokenizer.ggml.tokens": [*PIECES, *(f"[{i}]" for i in range(8, 30))],
+        "tokenizer.ggml.token_type": [1] * 7 + [3] + [4] * 22,
+    }
+    path = write(tmp_path / "a.gguf", stored_tensors(), METADATA | TOKENIZER | changes)
+    tokenizer = load_gguf(path).tokenizer
+    assert tokenizer.encode("A[23]") == [0, 23]
+    with pytest.raises(
+        ValueError, match=r"'\[24\]', token 24, but the network has a vocabulary of"
+    ):
+        tokenizer.encode("A[24]")
 
 
 def test_quantised_weights_are_expanded(tmp_path):
@@ -169,9 +248,19 @@ def test_quantised_weights_are_expanded(tmp_path):
         ({"llama.rope.freq_base": -1.0}, "freq_base is -1.0, not a finite number above 0"),
         ({"llama.rope.freq_base": float("nan")}, "freq_base is nan, not a finite number"),
         ({"llama.context_length": 64.5}, "context_length is 64.5, not a whole number"),
-        ({"llama.rope.scaling.factor": 4.0}, "factor is 4.0, but llama.rope.scaling.type does not"),
-        ({"llama.rope.scaling.type": "linear"}, "factor is None, not a finite number above 0"),
-        ({"llama.attention.sliding_window": 4096}, "sliding_window is 4096; this package has 0"),
+        (
+            {"llama.rope.scaling.factor": 4.0, "llama.rope.scale_linear": 2.0},
+            "factor is 4.0, yet llama.rope.scale_linear is 2.0",
+        ),
+        ({"llama.rope.scaling.type": "linear"}, "factor is None, but .*type is 'linear'"),
+        ({"llama.attention.sliding_window": 32}, "sliding_window is 32; this package has 0"),
+        ({"llama.attention.scale": 0.5}, "attention.scale is 0.5, and this package has 0.353553"),
+        ({"llama.vocab_size": 25}, "vocab_size is 25; this package has 24"),
+        ({"llama.context_length": 1 << 31}, "context_length is 2147483648, not a whole number"),
+        ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv is 8.0; this package has 0"),
+        ({"llama.rope.scaling.attn_factor": 0.7}, r"attn_factor is 0.69\d*; this package has 1"),
+        ({"llama.attention.causal": False}, "attention.causal is False; this package has True"),
+        ({"split.count": 2}, "split.count is 2; this package has 0 or 1"),
         (
             {"llama.attention.layer_norm_rms_epsilon": None},
             "layer_norm_rms_epsilon is None, not a finite number",
@@ -247,11 +336,12 @@ def test_tensors_that_do_not_fit_the_metadata_are_refused_by_name(tmp_path, name
         ({"tokens": None}, "tokens is None, not a list of strings"),
         ({"tokens": list(range(8))}, r"tokens is \[0, 1, .*\], not a list of strings"),
         ({"tokens": [*PIECES[:-1], "A"]}, "pieces repeat"),
-        (
-            {"tokens": [*PIECES, *map(str, range(10, 27))], "token_type": [1] * 25},
-            "a tokenizer of 25 pieces for 24 ids",
-        ),
         ({"token_type": 3}, "token_type is 3, not a list of 8 kinds"),
+        ({"token_type": [1] * 7 + [9]}, "token_type is .*, not a list of 8 kinds from 0 to 6"),
+        ({"add_bos_token": True}, "add_bos_token is True, yet there is no .*bos_token_id"),
+        ({"add_eos_token": True}, "add_eos_token is True; this package has False"),
+        ({"add_space_prefix": True}, "add_space_prefix is True; this package has False"),
+        ({"suppress_tokens": [3]}, r"suppress_tokens is \[3\]; this package has \[\]"),
         ({"token_type": [1, 3]}, r"token_type is \[1, 3\], not a list of 8 kinds"),
         ({"eos_token_id": 24}, "eos_token_id is 24, not a whole number from 0 to 23"),
         ({"eos_token_id": [7]}, r"eos_token_id is \[7\], not a whole number"),
@@ -271,12 +361,14 @@ def test_a_tokenizer_that_does_not_hold_together_is_refused_by_the_field(
 @pytest.mark.parametrize(
     ("metadata", "stop_tokens", "tokens"),
     [
-        ({}, (7,), [6, 7]),
-        ({"eos_token_id": 23}, (23,), [6, 7]),  # an id that stands for no text
-        ({"eos_token_id": None}, (), [6, 7]),
-        ({"token_type": None}, (7,), None),  # nothing says that text spells it out
+        ({}, {7}, [6, 7]),
+        ({"eos_token_id": 23}, {23}, [6, 7]),  # an id that stands for no text
+        ({"eos_token_id": None}, set(), [6, 7]),
+        ({"eos_token_id": 0xFFFFFFFF}, set(), [6, 7]),  # -1, written as an unsigned number
+        ({"eot_token_id": 5, "eom_token_id": 4}, {4, 5, 7}, [6, 7]),
+        ({"token_type": None}, {7}, None),  # nothing says that text spells it out
     ],
-    ids=["as stored", "no text", "no end", "no kinds"],
+    ids=["as stored", "no text", "no end", "-1", "of turns and messages", "no kinds"],
 )
 def test_what_a_tokenizer_may_leave_out_is_not_made_up(tmp_path, metadata, stop_tokens, tokens):
     metadata = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
@@ -300,7 +392,7 @@ def test_text_is_cut_as_the_file_says_with_special_tokens_whole(tmp_path):
     assert ours.encode("ABBA 12<|im_end|>") == [6, 1, 0, 3, 4, 5, 7]
     assert ours.decode([6, 1, 0, 3, 4, 5, 7]) == "ABBA 12<|im_end|>"
     assert list(ours.pieces) == PIECES
-    assert ours.stop_tokens == (7,)
+    assert ours.stop_tokens == {7}
     assert tokenizer(**{"tokenizer.ggml.pre": "qwen2"}) is None
     assert tokenizer(**{"tokenizer.ggml.pre": ["smollm"]}) is None
     assert tokenizer(**{"tokenizer.ggml.pre": None}) is None
@@ -317,7 +409,107 @@ def test_digits_stand_alone_only_where_the_file_says_so(tmp_path):
         assert load_gguf(path).tokenizer.encode("12") == expected
 
 
+def replaced(content, old, new):
+    assert content.count(old) == 1
+    return content.replace(old, new)
+
+
+def key(name):
+    return struct.pack("<Q", len(name)) + name
+
+
+def value_of(name, kind):
+    return key(name) + struct.pack("<I", kind)
+
+
+MODEL = b"tokenizer.ggml.model"
+NORM = key(b"output_norm.weight") + struct.pack("<IQ", 1, 8)
+PAST = struct.pack("<Q", 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        # A list where a string is: its length reads as the type of the items, and `gpt2` as a count.
+        (
+            lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 9)),
+            "tokenizer.ggml.model.* is ",
+        ),
+        (
+            lambda b: replaced(b, value_of(MODEL, 8), value_of(MODEL, 13)),
+            "model is of type 13, not",
+        ),
+        (lambda b: replaced(b, b"gpt2", b"gp\xff2"), "tokenizer.ggml.model is not UTF-8"),
+        (lambda b: replaced(b, MODEL, b"tokenizer.ggml.m\xffdel"), "name of key .* is not UTF-8"),
+        (
+            lambda b: replaced(b, NORM, NORM[:-8] + bytes(8)),
+            r"norm.weight has shape \(0,\): it is e",
+        ),
+        (
+            lambda b: replaced(b, NORM, NORM[:-8] + PAST),
+            "norm.weight of shape .* reaches beyond the",
+        ),
+        (lambda b: replaced(b, NORM, NORM[:-12] + b"\x05\0\0\0" + NORM[-8:]), "has 5 dimensions"),
+        (
+            lambda b: replaced(b, b"blk.1.attn_norm", b"blk.0.attn_norm"),
+            "tensor blk.0.attn_norm.weight is there twice",
+        ),
+        (
+            lambda b: replaced(b, key(b"llama.rope.freq_base"), key(b"llama.context_length")),
+            "key llama.context_length is there twice",
+        ),
+        (
+            lambda b: b[:8] + PAST + b[16:],
+            "tensor_count is 1152921504606846976, more than the rest",
+        ),
+        (lambda b: b[:16] + PAST + b[24:], "kv_count is 1152921504606846976, more than the rest"),
+        (lambda b: b[:24] + PAST + b[32:], "length of key 0 is 1152921504606846976, more than"),
+        (
+            lambda b: b[:4] + struct.pack(">I", 3) + b[8:],
+            "version is 50331648 .its bytes are in big",
+        ),
+        (lambda b: b[:-40], "reaches beyond the file's end"),
+        (lambda b: b[:700], "bytes, and .* are left of the file|more than the rest"),
+        (lambda b: b"", "not a GGUF file: "),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_field_before_anything_of_its_size_is_made(
+    tmp_path, damage, message
+):
+    tensors = stored_tensors()
+    path = write(tmp_path / "torn.gguf", tensors, METADATA | TOKENIZER)
+    path.write_bytes(damage(path.read_bytes()))
+    tracemalloc.start()
+    with pytest.raises((CheckpointError, CheckpointWarning), match=rf"torn\.gguf: .*{message}"):
+        load_gguf(path)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_a_flipped_byte_gives_a_network_or_the_documented_error(tmp_path):
+    tensors = stored_tensors()
+    path = write(tmp_path / "torn.gguf", tensors, METADATA | TOKENIZER)
+    whole = path.read_bytes()
+    end = whole.index(NORM) + 400  # the header and a part of the tensors' list
+    rng = np.random.default_rng(0)
+    outcomes = collections.Counter()
+    for place in rng.choice(end, 300, replace=False):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.integers(8)
+        path.write_bytes(flipped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CheckpointWarning)
+            try:
+                load_gguf(path)
+                outcomes["network"] += 1
+            except CheckpointError as error:
+                assert str(path) in str(error)
+                assert len(str(error)) < 1000
+                outcomes["error"] += 1
+    assert outcomes["error"] > 100 and outcomes["network"] > 10
+
+
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ImportError, match=r"gguf: pip install 'jaxspec-decoding\[models\]'"):
+    with pytest.raises(ImportError, match=r"gguf: pip install -e '.\[models\]'"):
         load_gguf(tmp_path / "any.gguf")

@@ -69,7 +69,7 @@ def test_the_control_characters_that_it_has_no_tokens_for_are_refused_and_all_ot
 
 @pytest.mark.smollm2
 def test_an_answer_ends_with_the_token_that_the_file_names(smollm2):
-    assert smollm2.tokenizer.stop_tokens == STOP_TOKENS
+    assert smollm2.tokenizer.stop_tokens == frozenset(STOP_TOKENS)
     assert [smollm2.tokenizer.pieces[token] for token in STOP_TOKENS] == ["<|im_end|>"]
 
 

@@ -154,7 +154,7 @@ def write(path, **changes):
 def test_a_file_gives_its_tokens_and_refuses_a_character_that_it_has_none_for(tmp_path):
     tokenizer = read_tokenizer(write(tmp_path / "tokenizer.json"), [3])
     assert tokenizer.encode("ababé") == [2, 2, 3]
-    assert tokenizer.stop_tokens == (3,)
+    assert tokenizer.stop_tokens == frozenset({3})
     assert tokenizer.pieces == ("a", "b", "ab", "é")
     with pytest.raises(ValueError, match=r"text\[1\] is 'z'"):
         tokenizer.encode("az")
@@ -205,14 +205,103 @@ def test_what_is_no_fault_of_a_file_is_not_taken_for_one(tmp_path, monkeypatch):
         read_tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_a_file_that_gives_an_id_twice_or_one_that_its_network_lacks_is_refused(tmp_path):
+def test_a_file_that_gives_an_id_twice_is_refused(tmp_path):
     path = write(tmp_path / "tokenizer.json", vocab={"a": 0, "b": 0}, merges=[])
     with pytest.raises(CheckpointError, match=r"json: tokens 'a' and 'b' share id 0"):
         read_tokenizer(path)
-    path = write(tmp_path / "tokenizer.json")
-    assert read_tokenizer(path, vocab=4).decode([3]) == "é"
-    with pytest.raises(CheckpointError, match=r"json: token 'é' has id 3, its .* ids below 3"):
-        read_tokenizer(path, vocab=3)
+
+
+def test_a_token_that_its_network_has_no_id_for_is_an_error_only_in_a_text_with_it(tmp_path):
+    tokenizer = read_tokenizer(write(tmp_path / "tokenizer.json"), vocab=3)
+    assert tokenizer.pieces == ("a", "b", "ab")
+    assert tokenizer.encode("aab") == [0, 2]
+    with pytest.raises(ValueError, match=r"contains 'é', token 3, but .* vocabulary of 3"):
+        tokenizer.encode("aé")
+    with pytest.raises(ValueError, match="token 0 is 3, must be from 0 to 2"):
+        tokenizer.decode([3])
+    for options in ({"stop_tokens": [3]}, {"start_tokens": [0, -1]}):
+        with pytest.raises(ValueError, match=r"st\w+ token [01] is (3|-1), must be from 0 to 2"):
+            read_tokenizer(tmp_path / "tokenizer.json", vocab=3, **options)
+
+
+def framed(before="", after=""):
+    """Pairs with two special tokens, which the file puts around a text."""
+    tokenizer = pairs()
+    tokenizer.add_special_tokens([library.AddedToken(t, special=True) for t in ("<s>", "</s>")])
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single=f"{before} $A {after}".strip(), special_tokens=[("<s>", 4), ("</s>", 5)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TextTokenizer(framed("<s>")),
+        lambda: TextTokenizer(framed(), start_tokens=(4,)),
+        lambda: TextTokenizer(framed("<s>"), start_tokens=(4,)),
+    ],
+    ids=["of the file", "given", "both"],
+)
+def test_a_start_token_is_put_before_a_text_once_and_only_if_asked_for(make):
+    tokenizer = make()
+    assert tokenizer.encode("ab") == [4, 2]
+    assert tokenizer.encode("<s>ab") == [4, 2]
+    assert tokenizer.encode("<s><s>ab") == [4, 4, 2]  # as it is written
+    assert tokenizer.encode("ab<s>ab") == [4, 2, 4, 2]
+    assert tokenizer.encode("") == [4]
+    assert tokenizer.encode("ab", add_special_tokens=False) == [2]
+    assert tokenizer.encode("<s>ab", add_special_tokens=False) == [4, 2]
+
+
+def test_what_a_file_puts_after_a_text_stays_there():
+    tokenizer = TextTokenizer(framed("<s>", "</s>"), start_tokens=(4,))
+    assert tokenizer.encode("ab") == tokenizer.encode("<s>ab") == [4, 2, 5]
+    assert TextTokenizer(framed("", "</s>"), start_tokens=(4,)).encode("ab") == [4, 2, 5]
+
+
+def test_the_tokenizer_handed_over_stays_as_it_is_and_the_copy_loses_nothing():
+    handed = with_spelt(pairs(dropout=0.9))
+    handed.enable_truncation(2)
+    handed.enable_padding(length=50)
+    handed.encode_special_tokens = True
+    before = handed.to_str()
+    taken = TextTokenizer(handed)
+    assert {tuple(taken.encode(f"ababab{SPELT}")) for _ in range(30)} == {(2, 2, 2, 4)}
+    with pytest.raises(ValueError, match="no token for"):
+        taken.encode("z")
+    assert handed.to_str() == before
+    assert handed.encode_special_tokens
+    handed.add_tokens(["later"])
+    assert "later" not in taken.pieces
+
+
+def test_unigrams_drawn_at_random_are_not_so_in_the_copy():
+    options = {"alpha": 0.2, "nbest_size": 4}
+    model = library.models.Unigram([("a", -1.0), ("aa", -1.1), ("?", -9.0)], 2, False, **options)
+    tokenizer = TextTokenizer(library.Tokenizer(model))
+    assert {tuple(tokenizer.encode("aaaa")) for _ in range(30)} == {(1, 1)}
+
+
+class InPython:
+    def pre_tokenize(self, text):
+        del text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "tokenizer.json",
+        None,
+        with_(pairs(), pre_tokenizer=library.pre_tokenizers.PreTokenizer.custom(InPython())),
+    ],
+    ids=["a path", "none", "a part in Python"],
+)
+def test_what_cannot_be_copied_is_refused_with_what_to_give(given):
+    with pytest.raises(
+        ValueError, match=r"tokenizer is .*: must be a tokenizers\.Tokenizer without"
+    ):
+        TextTokenizer(given)
 
 
 def test_an_id_that_stands_for_no_token_is_no_text_and_one_beyond_them_is_refused():
@@ -248,6 +337,8 @@ def test_pieces_that_the_library_cannot_take_are_refused():
         byte_level_tokenizer(["a", "\ud800"], [])
 
 
-def test_more_pieces_than_ids_are_refused():
-    with pytest.raises(CheckpointError, match="a tokenizer of 2 pieces for 1 ids"):
-        byte_level_tokenizer(["a", "b"], [], vocab=1)
+def test_a_piece_beyond_the_ids_of_the_network_is_an_error_in_a_text_alone():
+    tokenizer = byte_level_tokenizer(["a", "b"], [], vocab=1)
+    assert tokenizer.encode("aa") == [0, 0]
+    with pytest.raises(ValueError, match="'b', token 1, but the network has a vocabulary of 1"):
+        tokenizer.encode("ab")

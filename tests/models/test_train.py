@@ -110,9 +110,9 @@ def test_a_draft_is_taught_first_the_divergence_and_in_the_end_the_acceptance(tr
 def test_what_is_missing_is_named_with_its_extra(trained, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(ImportError, match=r"jaxspec-decoding\[train\]"):
+    with pytest.raises(ImportError, match=r"optax: pip install -e '\.\[train\]'"):
         run()
-    with pytest.raises(ImportError, match=r"jaxspec-decoding\[models\]"):
+    with pytest.raises(ImportError, match=r"safetensors: pip install -e '\.\[models\]'"):
         save_huggingface(tmp_path, SMALL, trained)
 
 

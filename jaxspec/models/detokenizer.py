@@ -1,0 +1,213 @@
+"""Text of tokens as they come: pieces that join to what decoding everything at once gives.
+
+The text of a token depends on the tokens around it. Decoders drop the space of the first word, strip
+the mark of a continued word, put several tokens together to one character, or clean up spaces. So a
+token is decoded behind a few tokens before it, and what a later token may still change is held back.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxspec.checks import described
+from jaxspec.language_model import Tokenizer
+
+_LONGEST = 64
+"""Tokens of context at most, unless all of them are one run of bytes: bounds the cost of a token."""
+
+_UNFINISHED = re.compile("\ufffd{1,3}\\Z")
+"""A character of UTF-8 is at most 4 bytes: decoders show the first 1 to 3 of them in up to 3 signs."""
+
+_CLEANED = re.compile(r"(?: {1,2}(?:n? {0,2}'?|'[vr])| {0,2}')\Z")
+"""The beginnings of " .", " ' ", " n't", " 've" and their like, whose spaces a clean-up takes away.
+
+One after the other: "do n ' t" loses those around the quote first, and then the one before the n;
+"a ' ," first loses the one before the comma, and then keeps the one before the quote.
+"""
+
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""How vocabularies spell a token that is one byte of a character without a token."""
+
+
+class Detokenizer:
+    r"""Turns tokens into pieces of text, one text from its beginning to its end.
+
+    All pieces and the rest that `flush` returns, joined, are
+    `decode(prompt + tokens)[len(decode(prompt)):]`. What is not settled is held back:
+
+    - a character of which not all bytes are there;
+    - tokens that are single bytes (`<0xE4>`) up to the next other token, if one invalid byte among
+      them turns the whole run into replacement characters, as it does in the `tokenizers` library;
+    - the beginning of what a decoder that cleans up spaces may contract (" n" of " n't").
+
+    Text that was returned is never taken back. Where a later token changes it all the same (a prompt
+    that ends inside of a character, a decoder with rules of its own), the next piece begins at the
+    first character that differs: nothing new is lost, and the changed part is there twice.
+
+    The cost of a token is that of decoding a few tokens, 64 at most, however long the text is. What
+    depends on tokens further back than that (a clean-up of dozens of quotes and spaces by turns) may
+    come out as if these were not there.
+
+    >>> from jaxspec.models import CharacterTokenizer
+    >>> detokenizer = Detokenizer(CharacterTokenizer("abc"), prompt=[0])
+    >>> detokenizer.push([2, 0]), detokenizer.push([1]), detokenizer.flush()
+    ('ca', 'b', '')
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        """Begin a text.
+
+        Args:
+          tokenizer: whose tokens they are.
+          prompt: ids before the text; no piece shows them, but the first tokens' text may depend on
+            them.
+
+        Raises:
+          ValueError: the prompt is no sequence of ids, or the tokenizer's `decode` rejects one.
+        """
+        self._decode = tokenizer.decode
+        byte_of = _bytes_of(tokenizer)
+        self._run_bytes = frozenset(byte_of) if _voids_runs(tokenizer, byte_of) else frozenset()
+        self._held = _CLEANED if _cleans_up(tokenizer) else None
+        self._is_flushed = False
+        # The tokens that are decoded together; `_shown` is the text of them that was returned, or
+        # that is the prompt's. From `_last` on they are newer than what was returned before.
+        self._window = self._tail(_ids("prompt", prompt))
+        self._shown = self._decode(self._window) if self._window else ""
+        self._last = len(self._window)
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Return the text that these tokens settle; it may be empty.
+
+        Args:
+          tokens: the next ids, any number of them.
+
+        Raises:
+          ValueError: the text was flushed, or an id is no integer or rejected by the tokenizer's
+            `decode`. Then none of these tokens is taken.
+        """
+        if self._is_flushed:
+            raise ValueError("this text was flushed: make another Detokenizer for another text")
+        ids = _ids("tokens", tokens)
+        before, pieces = (list(self._window), self._shown, self._last), []
+        try:
+            for token in ids:
+                pieces.append(self._push(token))
+        except Exception:
+            self._window, self._shown, self._last = before
+            raise
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """End the text: return what was held back, as decoding at once shows it."""
+        self._is_flushed = True
+        return self._settle(self._decode(self._window) if self._window else "")
+
+    def _push(self, token: int) -> str:
+        self._window.append(token)
+        if token in self._run_bytes:
+            return ""
+        text = self._decode(self._window)
+        settled = text[: self._settled(text)]
+        piece = self._settle(settled)
+        if piece and settled == text:
+            # The newest stretch is the next one's context, if it is more than spaces: a decoder may
+            # strip several of these from a beginning.
+            context = self._decode(self._window[self._last :])
+            if context.strip():
+                self._window, text, self._shown = self._window[self._last :], context, context
+            self._last = len(self._window)
+        if len(self._window) > _LONGEST:
+            held = max(len(text) - len(self._shown), 0)
+            self._window = self._tail(self._window, _LONGEST // 2)
+            text = self._decode(self._window)
+            self._shown = text[: max(len(text) - held, 0)]
+            self._last = len(self._window)
+        return piece
+
+    def _settle(self, text: str) -> str:
+        """Return what a settled text has beyond what was returned, which it is from here on."""
+        pairs = enumerate(zip(self._shown, text, strict=False))
+        kept = min(len(self._shown), len(text))
+        kept = next((place for place, (old, new) in pairs if old != new), kept)
+        if kept == len(text):
+            return ""
+        self._shown = text
+        return text[kept:]
+
+    def _settled(self, text: str) -> int:
+        """Return how many characters of a text no later token changes."""
+        for pattern in (_UNFINISHED, self._held):
+            if pattern is not None and (tail := pattern.search(text)):
+                return tail.start()
+        return len(text)
+
+    def _tail(self, tokens: list[int], most: int = _LONGEST) -> list[int]:
+        """Return the last tokens, without cutting a run of bytes."""
+        start = max(len(tokens) - most, 0)
+        while start and tokens[start] in self._run_bytes:
+            start -= 1
+        return tokens[start:]
+
+
+def _ids(name: str, tokens: Any) -> list[int]:
+    """Return token ids as integers, or say which is none."""
+    try:
+        given = list(tokens)
+    except TypeError as error:
+        raise ValueError(f"{name} is {tokens!r}: must be a sequence of token ids") from error
+    ids = []
+    for place, token in enumerate(given):
+        try:
+            ids.append(operator.index(token))
+        except TypeError as error:
+            raise ValueError(
+                f"{name}[{place}] is {described(token)}: must be a token id, an integer"
+            ) from error
+    return ids
+
+
+def _bytes_of(tokenizer: Tokenizer) -> Mapping[int, int]:
+    """Return the byte of each token that is spelt as one."""
+    found = {}
+    for token, piece in enumerate(tokenizer.pieces):
+        if piece.startswith("<0x") and (match := _BYTE.fullmatch(piece)):
+            found[token] = int(match[1], 16)
+    return found
+
+
+def _voids_runs(tokenizer: Tokenizer, byte_of: Mapping[int, int]) -> bool:
+    """Return whether an invalid byte takes the characters before it in its run along."""
+    letters = {token for token, byte in byte_of.items() if chr(byte).isascii() and byte >= 0x41}
+    invalid = {token for token, byte in byte_of.items() if byte >= 0x80}
+    if not invalid:
+        return False
+    if not letters:
+        return True  # it cannot be tried
+    letter = min(letters)
+    text = tokenizer.decode([letter, min(invalid)])
+    return "\ufffd" in text and chr(byte_of[letter]) not in text
+
+
+def _cleans_up(tokenizer: Tokenizer) -> bool:
+    """Return whether decoding takes the space before a mark such as a comma away."""
+    try:
+        text = tokenizer.decode(tokenizer.encode("a ,"))
+        if "," in text:
+            return " ," not in text
+    except Exception:  # its own way to say that it has no token for one of these
+        pass
+    # Put together from the vocabulary where text cannot be encoded.
+    word = _first(tokenizer, str.isalpha)
+    space = _first(tokenizer, lambda piece: piece.endswith(" "))
+    mark = _first(tokenizer, lambda piece: piece in tuple(",.?!"))
+    if word is None or space is None or mark is None:
+        return False
+    spaced = tokenizer.decode([word, space])
+    return spaced.endswith(" ") and not tokenizer.decode([word, space, mark]).startswith(spaced)
+
+
+def _first(tokenizer: Tokenizer, fits: Callable[[str], bool]) -> int | None:
+    """Return the first token whose piece fits."""
+    return next((token for token, piece in enumerate(tokenizer.pieces) if fits(piece)), None)

@@ -7,7 +7,7 @@ what it was, and the round can be run again.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,13 @@ from jaxspec.providers import Provider
 from jaxspec.score import Scores, score_batched
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict
+
+_FINISHED: dict[Ending, Literal["budget", "stop", "capacity"] | None] = {
+    Ending.NONE: None,
+    Ending.BUDGET: "budget",
+    Ending.STOP: "stop",
+    Ending.CAPACITY: "capacity",
+}
 
 Scorer = Callable[..., Scores]
 """One of the functions of `jaxspec.score`, or another with their arguments."""
@@ -247,7 +254,7 @@ class Decoder:
             tokens=(*state.tokens, *np.asarray(verdict.tokens)[:count].tolist()),
             depth=int(depth),
             rounds=(*state.rounds, summary),
-            finished=None if ending == Ending.NONE else ending.name.lower(),
+            finished=_FINISHED[ending],
         )
 
     def rounds(self, state: DecodeState) -> Iterator[tuple[DecodeState, RoundRecord]]:
@@ -331,7 +338,7 @@ class Decoder:
         if self._room(state) > 0:
             return state
         ending = Ending.BUDGET if self._is_budget(state) else Ending.CAPACITY
-        return dataclasses.replace(state, finished=ending.name.lower())
+        return dataclasses.replace(state, finished=_FINISHED[ending])
 
 
 _round_draws = jax.jit(round_draws, static_argnums=1)

@@ -138,6 +138,8 @@ class Provider:
         array. Rows are copied as they arrive, so a callback may fill one buffer again and again.
       is_batched: which of the two `ask` is.
       transform: None if rows are probabilities; `Softmax(temperature)` if they are logits.
+      max_context: most tokens of a context that it can be asked about; None for no limit. A target's
+        texts end there, a draft is asked as long as it can be.
 
     >>> coin = Provider(name="coin", vocab=2, ask=lambda context: [0.25, 0.75])
     >>> rows, usage = coin.rows([(0,), (0, 1)])
@@ -150,6 +152,7 @@ class Provider:
     ask: Callable[[Any], Any]
     is_batched: bool = False
     transform: Softmax | None = None
+    max_context: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse arguments of another kind, and an empty vocabulary."""
@@ -163,6 +166,8 @@ class Provider:
         assert_kind(f"{place}is_batched", self.is_batched, bool, "True or False")
         wanted = "None for rows of probabilities, Softmax(temperature) for logits"
         assert_kind(f"{place}transform", self.transform, Softmax | None, wanted)
+        if self.max_context is not None:
+            assert_whole(f"{place}max_context", self.max_context, 1)
 
     def check_context(self, context: Sequence[int] | np.ndarray) -> Context:
         """Return a context as a tuple of plain integers, if this model can be asked about it.

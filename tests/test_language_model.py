@@ -90,6 +90,10 @@ def test_models_of_one_vocabulary_and_equal_or_unknown_tokens_go_together() -> N
         (named("t"), named("d", tokenizer=Letters("xyz"))),
         (named("t", tokenizer=ABC), named("d", tokenizer=Letters(("a", "b", "c")))),
         (named("t", 5, tokenizer=ABC), named("d", 5, tokenizer=ABC)),
+        # Padded to different sizes, and tokenizers of which one names more tokens.
+        (named("t", 4), named("d", 3)),
+        (named("t", 4, tokenizer=ABC), named("d", 9, tokenizer=ABC)),
+        (named("t", 4, tokenizer=ABC), named("d", 4, tokenizer=Letters("ab"))),
     ):
         assert_same_tokens(target, draft)
 
@@ -98,19 +102,14 @@ def test_models_of_one_vocabulary_and_equal_or_unknown_tokens_go_together() -> N
     ("target", "draft", "how"),
     [
         (
-            lambda: named("big", 4),
-            lambda: named("small", 3),
-            "target big has a vocabulary of 4, draft small one of 3: they must be the same tokens",
-        ),
-        (
-            lambda: named("big", 4, tokenizer=ABC),
-            lambda: named("small", 4, tokenizer=Letters("ab")),
-            "the tokenizer of target big has 3 tokens, that of draft small 2",
-        ),
-        (
             lambda: named("big", tokenizer=ABC),
             lambda: named("small", tokenizer=Letters("axx")),
             "token 1 is 'b' to target big, 'x' to draft small: their tokenizers differ",
+        ),
+        (
+            lambda: named("big", 9, tokenizer=Letters("abcdef")),
+            lambda: named("small", 3, tokenizer=Letters("abx")),
+            "token 2 is 'c' to target big, 'x' to draft small: their tokenizers differ",
         ),
     ],
 )

@@ -223,9 +223,7 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
         for units in (low, high - 1, generator.integers(low, high)):
             again = propose(units, float(generator.integers(UNITS) / UNITS))
             misses += _content(again) != _content(draft)
-        scores = decoder.score(
-            decoder.target, draft.proposal.tree, state.tokens, bonus=decoder.bonus
-        )
+        scores = decoder.score_draft(state, draft)
         share = float(np.prod((high - low)[1:] / UNITS))
         rounds.append(_Round(mass=mass * share, state=state, draft=draft, scores=scores))
     return rounds, misses

@@ -9,15 +9,17 @@ In the shape descriptions N denotes the nodes that a tree has room for.
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from jaxspec.checks import assert_kind, assert_whole, described
 from jaxspec.providers import Context, Usage
 from jaxspec.trees import ROOT, Tree, make_tree
 
-_NO_BUDGET = 2**31 - 1  # more nodes than an int32 can number
+MAX_NODES = 4096
+"""Most nodes of a tree, the root counted: what sees what is an array [N, N]."""
 
 
 class Capacity(NamedTuple):
@@ -62,11 +64,13 @@ class Plan(NamedTuple):
         decided for how many parents the budget has room.
       max_nodes: the budget.
       capacity: sizes to pad to, if stated.
+      stop_tokens: tokens below which there are no candidates.
     """
 
     expected: tuple[int, ...]
     max_nodes: int
     capacity: Capacity | None
+    stop_tokens: frozenset[int] = frozenset()
 
 
 class Answers(NamedTuple):
@@ -83,23 +87,82 @@ class Answers(NamedTuple):
     entropies: Sequence[float]
 
 
+def assert_between(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise ValueError unless a value is an integer from `least` to `most`, None for no bound."""
+    assert_whole(name, value, least)
+    if most is not None and value > most:
+        raise ValueError(f"{name} is {value}: must be at most {most}")
+
+
+def count_nodes(widths: Iterable[int]) -> int:
+    """Count the nodes of a tree of these widths, the root too, up to the first beyond `MAX_NODES`."""
+    total = level = 1
+    for width in widths:
+        level *= width
+        total += level
+        if total > MAX_NODES:
+            break
+    return total
+
+
+def capacity_of(capacity: Any) -> Capacity:
+    """Return a capacity, given as one or as its three numbers.
+
+    Raises:
+      ValueError: it is not three integers with room for the root.
+    """
+    wanted = "a Capacity(max_nodes, max_children, max_depth), or the three numbers"
+    assert_kind("capacity", capacity, Sequence, wanted)
+    if len(capacity) != 3 or isinstance(capacity, str):
+        raise ValueError(f"capacity is {capacity!r}: must be {wanted}")
+    sizes = Capacity(*capacity)
+    bounds = ((1, MAX_NODES), (1, None), (0, MAX_NODES))
+    for name, size, (least, most) in zip(Capacity._fields, sizes, bounds, strict=True):
+        try:
+            assert_between(f"{name} of the capacity", size, least, most)
+        except ValueError as error:
+            raise ValueError(f"{sizes} has no room for the root, or is no size: {error}") from error
+    return sizes
+
+
 def make_plan(expected: Sequence[int], max_nodes: int | None, capacity: Sizes | None) -> Plan:
     """Check a budget and a depth against the capacity."""
-    sizes = None if capacity is None else Capacity(*capacity)
-    if sizes is not None and (min(sizes[:2]) < 1 or sizes.max_depth < 0):
-        raise ValueError(f"{sizes} has no room for the root: at least (1, 1, 0)")
+    sizes = None if capacity is None else capacity_of(capacity)
     if sizes is not None and len(expected) > sizes.max_depth:
         raise ValueError(f"{len(expected)} levels do not fit a capacity of depth {sizes.max_depth}")
-    room = _NO_BUDGET if sizes is None else sizes.max_nodes
-    if max_nodes is not None and not 1 <= max_nodes <= room:
+    room = MAX_NODES if sizes is None else sizes.max_nodes
+    if max_nodes is None:
+        if sizes is None and count_nodes(expected) > MAX_NODES:
+            raise ValueError(
+                f"the widths ask for more than {MAX_NODES} nodes, the most that a tree may have: "
+                "give max_nodes"
+            )
+        return Plan(tuple(expected), room, sizes)
+    is_whole = isinstance(max_nodes, int | np.integer) and not isinstance(max_nodes, bool)
+    if not is_whole or not 1 <= max_nodes <= room:
         raise ValueError(
-            f"max_nodes is {max_nodes}: it counts the root and fits the capacity, so it is from 1 "
-            f"to {room}"
+            f"max_nodes is {max_nodes!r}: it counts the root and fits the capacity, so it is an "
+            f"integer from 1 to {room}"
         )
-    return Plan(tuple(expected), room if max_nodes is None else max_nodes, sizes)
+    return Plan(tuple(expected), int(max_nodes), sizes)
 
 
-def checked_width(width: int, vocab: int, capacity: Sizes | None, place: str) -> int:
+def checked_widths(widths: Any) -> tuple[Any, ...]:
+    """Return widths as a tuple, for `checked_width` to check each.
+
+    Raises:
+      ValueError: they are no sequence, or more than a tree has levels.
+    """
+    wanted = "a sequence of widths, one for each depth, such as (2, 1)"
+    is_array = isinstance(widths, np.ndarray) and widths.ndim == 1
+    if isinstance(widths, str | bytes) or not (is_array or isinstance(widths, Sequence)):
+        raise ValueError(f"widths is {described(widths)}: must be {wanted}")
+    if len(widths) >= MAX_NODES:
+        raise ValueError(f"{len(widths)} widths: a tree has at most {MAX_NODES} nodes")
+    return tuple(widths)
+
+
+def checked_width(width: Any, vocab: int, capacity: Sizes | None, place: str) -> int:
     """Check one width; more than the vocabulary is the vocabulary."""
     try:
         whole = -1 if isinstance(width, bool) else operator.index(width)
@@ -108,9 +171,9 @@ def checked_width(width: int, vocab: int, capacity: Sizes | None, place: str) ->
     if whole < 0:
         raise ValueError(f"{place} is {width!r}: it must be an integer, at least 0")
     whole = min(whole, vocab)
-    if capacity is not None and whole > Capacity(*capacity).max_children:
+    if capacity is not None and whole > capacity_of(capacity).max_children:
         raise ValueError(
-            f"{place} is {width}: more than the capacity's {Capacity(*capacity).max_children} "
+            f"{place} is {width}: more than the capacity's {capacity_of(capacity).max_children} "
             "child slots"
         )
     return whole
@@ -131,7 +194,7 @@ def grow(
     usage = Usage()
     level = range(ROOT, ROOT + 1)
     for depth, expected in enumerate(plan.expected):
-        waiting = level
+        waiting = [node for node in level if node == ROOT or tokens[node] not in plan.stop_tokens]
         while waiting and len(tokens) < plan.max_nodes:
             with_room = -(-(plan.max_nodes - len(tokens)) // expected)
             nodes, waiting = waiting[:with_room], waiting[with_room:]

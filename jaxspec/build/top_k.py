@@ -2,19 +2,31 @@
 
 The builders differ in where a parent's row comes from and in who says its width. What they choose
 follows from the past alone and takes no draw: the candidates are point masses (`PointMass`),
-lossless whatever the draft.
+lossless whatever the draft. (What sampled candidates may depend on: `jaxspec.decode.Drafter`.)
 
 In the shape descriptions D denotes a depth, V the vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxspec.build.growth import Answers, Drafted, Plan, Sizes, checked_width, grow, make_plan
-from jaxspec.checks import RowError
+from jaxspec.build.growth import (
+    MAX_NODES,
+    Answers,
+    Drafted,
+    Plan,
+    Sizes,
+    assert_between,
+    checked_width,
+    checked_widths,
+    grow,
+    make_plan,
+)
+from jaxspec.build.likely import TINY, normalised_entropy, numbers
+from jaxspec.checks import RowError, assert_kind, assert_whole
 from jaxspec.providers import Context, Provider, Usage
 
 
@@ -25,6 +37,7 @@ def build_top_k(
     widths: Sequence[int],
     max_nodes: int | None = None,
     capacity: Sizes | None = None,
+    stop_tokens: Collection[int] = (),
 ) -> Drafted:
     """Draft the most probable tokens after each prefix, a fixed number at each depth.
 
@@ -40,8 +53,10 @@ def build_top_k(
       widths: candidates below each node of depth 0, 1, ...; fewer where fewer tokens have positive
         probability. The tree ends at the first 0; of a 0 at the root, and of no widths, comes a
         tree of the root alone, and nothing is asked.
-      max_nodes: node budget, the root counted; default the capacity's, without one no limit.
+      max_nodes: node budget, the root counted; default the capacity's, without one `MAX_NODES`.
       capacity: sizes to pad the tree to; default its own.
+      stop_tokens: tokens that end a text: such a candidate has no candidates below it, and the draft
+        is not asked about it.
 
     Returns:
       `Drafted`.
@@ -58,7 +73,9 @@ def build_top_k(
     >>> drafted.usage
     Usage(queries=3, calls=3)
     """
+    _assert_draft(draft, stop_tokens)
     plan = _fixed_plan(widths, draft.vocab, max_nodes, capacity)
+    plan = plan._replace(stop_tokens=frozenset(stop_tokens))
 
     def ask(depth: int, nodes: Sequence[int], contexts: list[Context]) -> Answers:
         del nodes
@@ -77,6 +94,7 @@ def build_adaptive(
     width_of: Callable[[float], int],
     max_nodes: int | None = None,
     capacity: Sizes | None = None,
+    stop_tokens: Collection[int] = (),
 ) -> Drafted:
     """Draft the most probable tokens after each prefix, more where the draft is less sure.
 
@@ -91,8 +109,10 @@ def build_adaptive(
       depth: levels below the root, at least 0; at 0 nothing is asked.
       width_of: maps the normalised entropy of a parent's row, in [0, 1], to its width, an integer
         of at least 0. Beside that it may depend on the past, on no draw of this round.
-      max_nodes: node budget, the root counted; default the capacity's, without one no limit.
+      max_nodes: node budget, the root counted; default the capacity's, without one `MAX_NODES`.
       capacity: sizes to pad the tree to; default its own.
+      stop_tokens: tokens that end a text: such a candidate has no candidates below it, and the draft
+        is not asked about it.
 
     Returns:
       `Drafted`.
@@ -107,9 +127,12 @@ def build_adaptive(
     >>> drafted.tree.parents.tolist(), drafted.entropies.tolist()
     ([-1, 0, 1, 1], [0.0, 1.0, nan, nan])
     """
-    if depth < 0:
-        raise ValueError(f"depth is {depth}: it must be at least 0")
+    _assert_draft(draft, stop_tokens)
+    assert_between("depth", depth, 0, MAX_NODES)
+    if not callable(width_of):
+        raise ValueError(f"width_of is {width_of!r}: must be a function of a row's entropy")
     plan = make_plan([1] * depth, max_nodes, capacity)
+    plan = plan._replace(stop_tokens=frozenset(stop_tokens))
 
     def ask(depth: int, nodes: Sequence[int], contexts: list[Context]) -> Answers:
         del depth
@@ -140,7 +163,7 @@ def build_from_depth_logits(
         -inf, which is never a candidate.
       widths: as for `build_top_k`, at most D of them.
       root: the last committed token; -1 if it is not known.
-      max_nodes: node budget, the root counted; default the capacity's, without one no limit.
+      max_nodes: node budget, the root counted; default the capacity's, without one `MAX_NODES`.
       capacity: sizes to pad the tree to; default its own.
 
     Returns:
@@ -153,8 +176,9 @@ def build_from_depth_logits(
     >>> build_from_depth_logits([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]], [2, 1]).tree.tokens.tolist()
     [-1, 1, 2, 0, 0]
     """
-    logits = np.asarray(depth_logits).astype(np.float64)
-    if logits.ndim != 2 or len(logits) < len(widths):
+    widths = checked_widths(widths)
+    logits = numbers("depth_logits", depth_logits)
+    if logits.ndim != 2 or len(logits) < len(widths) or logits.shape[1] == 0:
         raise ValueError(
             f"depth_logits has shape {logits.shape}, wanted [D, V] with D at least {len(widths)}"
         )
@@ -165,7 +189,8 @@ def build_from_depth_logits(
         if np.all(row == -np.inf):
             raise RowError(f"depth_logits row {depth}: every logit is -inf, so it has no mass")
     vocab = logits.shape[1]
-    if not -1 <= root < vocab:
+    assert_between("root", root, -1)
+    if root >= vocab:
         raise ValueError(f"root is {root}, outside the vocabulary of {vocab}")
     plan = _fixed_plan(widths, vocab, max_nodes, capacity)
 
@@ -198,34 +223,23 @@ def top_k(row: npt.ArrayLike, k: int) -> tuple[int, ...]:
     >>> top_k([0.25, 0.0, 0.5, 0.25], 9)
     (2, 0, 3)
     """
-    values = np.asarray(row)
-    if values.ndim != 1 or k < 0:
-        raise ValueError(f"wanted a row [V] and k of at least 0, not shape {values.shape}, k={k}")
-    exact = values.astype(np.float64)
+    exact = numbers("row", row)
+    is_count = isinstance(k, int | np.integer) and not isinstance(k, bool)
+    if exact.ndim != 1 or not is_count or k < 0:
+        raise ValueError(
+            f"wanted a row [V] and an integer k of at least 0, not shape {exact.shape}, k={k!r}"
+        )
     bad = np.flatnonzero(~np.isfinite(exact))
     if bad.size:
         raise RowError(f"entry {bad[0]} of the row is {exact[bad[0]]}")
-    return _greatest(exact, exact > 0, k)
+    return _greatest(exact, exact >= TINY, k)
 
 
-def normalised_entropy(row: npt.ArrayLike) -> float:
-    """Return H(row) / log V: 0 for a point mass or a single token, 1 for a uniform row.
-
-    Args:
-      row: float [V], probabilities; taken over their sum, which rounding leaves near 1.
-
-    Returns:
-      A number in [0, 1].
-
-    >>> normalised_entropy([0.5, 0.5, 0.0, 0.0])
-    0.5
-    """
-    weights = np.asarray(row).astype(np.float64)
-    if len(weights) == 1:
-        return 0.0
-    shares = weights[weights > 0] / weights.sum()
-    entropy = -float((shares * np.log(shares)).sum()) / math.log(len(weights))
-    return min(1.0, max(0.0, entropy))  # a sum of roundings may lie an ulp outside
+def _assert_draft(draft: Provider, stop_tokens: Collection[int]) -> None:
+    assert_kind("draft", draft, Provider, "a jaxspec.providers.Provider(name, vocab, ask)")
+    assert_kind("stop_tokens", stop_tokens, Collection, "a collection of token ids")
+    for token in stop_tokens:
+        assert_whole("stop_tokens: one of them", token, 0)
 
 
 def _fixed_plan(
@@ -234,7 +248,7 @@ def _fixed_plan(
     """Check widths and cut them off at the first 0."""
     checked = [
         checked_width(width, vocab, capacity, f"the width at depth {depth}")
-        for depth, width in enumerate(widths)
+        for depth, width in enumerate(checked_widths(widths))
     ]
     grown = checked[: checked.index(0)] if 0 in checked else checked
     return make_plan(grown, max_nodes, capacity)

@@ -1,7 +1,8 @@
 """Rounds until the budget is spent, for any model that is a callable."""
 
+from jaxspec.decode.bounds import Bounds
 from jaxspec.decode.drafters import AdaptiveTree, Draft, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.decode.loop import DecodeError, Decoder, Scorer
+from jaxspec.decode.loop import DecodeError, Decoder, LimitedScorer, Scorer
 from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
 from jaxspec.decode.policy import AdaptiveTreePolicy
 from jaxspec.decode.replay import (
@@ -17,6 +18,7 @@ from jaxspec.decode.state import DecodeState, RoundSummary, load_state, save_sta
 __all__ = (
     "AdaptiveTree",
     "AdaptiveTreePolicy",
+    "Bounds",
     "DecodeError",
     "DecodeState",
     "Decoder",
@@ -24,6 +26,7 @@ __all__ = (
     "Draft",
     "Drafter",
     "FixedTree",
+    "LimitedScorer",
     "Metrics",
     "NoDraft",
     "Rate",

@@ -1,19 +1,23 @@
-"""Who drafts: nobody, a sampled path, a fixed tree, an adaptive tree.
+"""Drafters of the host loop: none, a sampled path, a fixed tree, an adaptive tree.
 
 A drafter says which rule verifies what it proposes, and has one capacity, so that all of a decode
 runs through one compiled verifier whatever is drafted.
 """
 
 import dataclasses
-import math
+import inspect
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from jaxspec.build import build_adaptive, build_top_k
+from jaxspec.build import MAX_NODES, TINY, assert_between, build_adaptive, build_top_k, count_nodes
+from jaxspec.checks import assert_kind
+from jaxspec.decode.bounds import Bounds, aligned
 from jaxspec.decode.policy import AdaptiveTreePolicy
+from jaxspec.decode.requests import assert_members, assert_rule
 from jaxspec.proposals import PointMass, Proposal, WithReplacement, sampled_path
 from jaxspec.providers import Context, Provider, Usage
 from jaxspec.rows import draw_token
@@ -41,8 +45,23 @@ class Draft:
 class Drafter(Protocol):
     """Proposes candidates.
 
-    What it proposes may depend on the context, the depth and the round's draft draws, and its next
-    depth on rounds that are over. The draws that verify a proposal are not shown to it.
+    What a draft may depend on, for both loops, in one place. The text stays lossless if and only if a
+    draw is never judged by the token that it gave:
+
+    - Which candidates are drafted, and how long or of which shape a draft is, may depend on the
+      context and on rounds that are over.
+    - For sampled candidates (`WithReplacement`, `WithoutReplacement`) it may also depend on tokens
+      drafted before in this round: ancestors and elder siblings. So may the decision to stop after a
+      drafted token, made by looking at it: to draft nothing below a stop token, or below one that the
+      draft was unsure of, is exact, since the token itself stays in the draft.
+    - Never may a drawn token be dropped, replaced, sorted or merged by looking at its own value. To
+      drop a last token because its probability is low, or to draft again until a token pleases, is
+      another law: with p = (.5, .5) and q = (.9, .1), dropping what has q < .3 makes the first token
+      .55 likely.
+    - Point masses took no draw: their candidates may be chosen, dropped and sorted by anything but
+      the draws that verify them. Those are not shown to a drafter.
+
+    `audit.decoding_law` shows a breach.
 
     Attributes:
       rule: how its proposals are verified.
@@ -67,13 +86,18 @@ class Drafter(Protocol):
     def draft(self) -> Provider | None:
         """The model it drafts with."""
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+    def propose(
+        self, context: Context, depth: int, pairs: jax.Array, bounds: Bounds | None = None
+    ) -> Draft:
         """Draft at most `depth` levels after a context.
 
         Args:
           context: prompt and committed tokens; the last is the root.
           depth: at least 0.
           pairs: float32 [N, 2], for each node the pair of uniforms to draw its candidate with.
+          bounds: the target's vocabulary and the stop tokens; None for the draft's vocabulary and no
+            stop tokens. A custom drafter may leave this parameter out: its draft must have the
+            target's vocabulary then, and what it drafts below a stop token is cut off.
         """
 
     def next_depth(self, depth: int, accepted: int, proposed: int) -> int:
@@ -93,12 +117,17 @@ class NoDraft:
     draft: None = None
 
     def __post_init__(self) -> None:
-        """Refuse a rule that is not for point masses."""
+        """Raise ValueError for a rule that is not for point masses, or sizes of a drafter."""
         _check_is_for_point_masses(self.rule)
+        sizes = (self.max_nodes, self.first_depth, self.draft)
+        if repr(sizes) != "(1, 0, None)":
+            raise ValueError("max_nodes, first_depth and draft of NoDraft are always 1, 0 and None")
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+    def propose(
+        self, context: Context, depth: int, pairs: jax.Array, bounds: Bounds | None = None
+    ) -> Draft:
         """Propose nothing."""
-        del depth, pairs
+        del depth, pairs, bounds
         return Draft(proposal=PointMass(tree=make_tree([context[-1]], [-1])), depth=0)
 
     def next_depth(self, depth: int, accepted: int, proposed: int) -> int:
@@ -126,9 +155,10 @@ class SampledPath:
     rule: Rule = RULES["token"]
 
     def __post_init__(self) -> None:
-        """Refuse a rule that is not for sampled paths."""
-        if self.depth < 1:
-            raise ValueError(f"depth is {self.depth}: a path drafts at least one token")
+        """Raise ValueError for a rule that is not for sampled paths, or no depth."""
+        _check_draft(self.draft)
+        assert_between("depth", self.depth, 1, MAX_NODES - 1)
+        assert_rule("rule", self.rule)
         if self.rule.proposal is not WithReplacement:
             raise ValueError(f"rule {self.rule.name!r} is not for tokens sampled along a path")
 
@@ -142,21 +172,28 @@ class SampledPath:
         """T."""
         return self.depth
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        """Sample up to `depth` tokens one after the other."""
-        depth = min(depth, self.depth)
+    def propose(
+        self, context: Context, depth: int, pairs: jax.Array, bounds: Bounds | None = None
+    ) -> Draft:
+        """Sample up to `depth` tokens one after the other; none after a stop token."""
+        assert_between("depth", depth, 0)
+        draft = aligned(self.draft, bounds)
+        stops = frozenset() if bounds is None else bounds.stop_tokens
         pairs_by_node = np.asarray(pairs)
-        rows = np.zeros((self.depth, self.draft.vocab), np.float32)
+        rows = np.zeros((self.depth, draft.vocab), np.float32)
         tokens = np.zeros(self.depth, np.int32)
-        usage = Usage()
-        for level in range(depth):
-            (row,), asked = self.draft.rows([(*context, *tokens[:level].tolist())])
-            usage += asked
+        usage, drafted, asked = Usage(), 0, 0
+        while drafted < min(depth, self.depth) and not (drafted and tokens[drafted - 1] in stops):
+            (row,), used = draft.rows([(*context, *tokens[:drafted].tolist())])
+            usage, asked = usage + used, asked + 1
+            if row.max() < TINY:  # the draft has nothing to say in the target's tokens
+                break
             # A draw is from a row taken over its sum, which in half precision may be 1e-3 from 1.
-            rows[level] = row / row.sum(dtype=np.float64)
-            tokens[level] = _draw_token(pairs_by_node[level + 1], rows[level])
-        proposal = _sampled_path(tokens, rows, depth)
-        return Draft(proposal=proposal, depth=depth, usage=usage, batches=depth)
+            rows[drafted] = row / row.sum(dtype=np.float64)
+            tokens[drafted] = _draw_token(pairs_by_node[drafted + 1], rows[drafted])
+            drafted += 1
+        proposal = _sampled_path(tokens, rows, drafted)
+        return Draft(proposal=proposal, depth=drafted, usage=usage, batches=asked)
 
     def next_depth(self, depth: int, accepted: int, proposed: int) -> int:
         """Return T."""
@@ -190,32 +227,54 @@ class FixedTree:
     rule: Rule = RULES["point_mass"]
 
     def __post_init__(self) -> None:
-        """Refuse a tree without candidates."""
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths are {self.widths}: one width of at least 1 for each depth")
-        if self.node_budget is not None and self.node_budget < 2:
-            raise ValueError(f"node_budget is {self.node_budget}: the root and a candidate make 2")
+        """Raise ValueError for a tree without candidates, or one that is too large."""
+        _check_draft(self.draft)
+        wanted = "a sequence of widths, one for each depth, such as (2, 1)"
+        assert_kind("widths", self.widths, Sequence, wanted)
+        if not 1 <= len(self.widths) < MAX_NODES:
+            raise ValueError(
+                f"widths are {reprlib.repr(self.widths)}: must be from 1 to {MAX_NODES - 1} widths, "
+                "one for each depth"
+            )
+        for depth, width in enumerate(self.widths):
+            assert_between(f"widths are {self.widths}: the one at depth {depth}", width, 1)
+        if self.node_budget is not None:
+            assert_between("node_budget", self.node_budget, 2)
         _check_is_for_point_masses(self.rule)
+        if self.max_nodes > MAX_NODES:
+            raise ValueError(
+                f"widths are {self.widths}: more than {MAX_NODES} nodes, the most that a tree may "
+                "have: give a node_budget"
+            )
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """The widths, none above the vocabulary."""
+        return tuple(min(int(width), self.draft.vocab) for width in self.widths)
 
     @property
     def max_nodes(self) -> int:
         """Nodes that the widths ask for, within the budget."""
-        asked_for = _nodes_of(self.widths)
-        return asked_for if self.node_budget is None else min(asked_for, self.node_budget)
+        asked_for = count_nodes(self._widths)
+        return asked_for if self.node_budget is None else min(asked_for, int(self.node_budget))
 
     @property
     def first_depth(self) -> int:
         """The number of widths."""
         return len(self.widths)
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+    def propose(
+        self, context: Context, depth: int, pairs: jax.Array, bounds: Bounds | None = None
+    ) -> Draft:
         """Take the most probable tokens after each prefix, level by level."""
         del pairs
+        assert_between("depth", depth, 0)
         built = build_top_k(
-            self.draft,
+            aligned(self.draft, bounds),
             context,
-            widths=self.widths[:depth],
-            capacity=(self.max_nodes, max(self.widths), len(self.widths)),
+            widths=self._widths[:depth],
+            capacity=(self.max_nodes, max(self._widths), len(self._widths)),
+            stop_tokens=() if bounds is None else bounds.stop_tokens,
         )
         return _draft_of(built.tree, built.usage)
 
@@ -229,7 +288,7 @@ class FixedTree:
         return {
             "drafter": "fixed tree",
             "draft": self.draft.name,
-            "widths": list(self.widths),
+            "widths": [int(width) for width in self.widths],
             "max_nodes": self.max_nodes,
             "rule": self.rule.name,
         }
@@ -250,29 +309,39 @@ class AdaptiveTree:
     rule: Rule = RULES["point_mass"]
 
     def __post_init__(self) -> None:
-        """Refuse a rule that is not for point masses."""
+        """Raise ValueError for a rule that is not for point masses, or no policy."""
+        _check_draft(self.draft)
+        assert_kind("policy", self.policy, AdaptiveTreePolicy, "an AdaptiveTreePolicy(...)")
         _check_is_for_point_masses(self.rule)
+
+    @property
+    def _max_width(self) -> int:
+        return min(int(self.policy.max_width), self.draft.vocab)
 
     @property
     def max_nodes(self) -> int:
         """The policy's budget, or all that its greatest widths and depth ask for if that is less."""
-        widest = _nodes_of((self.policy.max_width,) * self.policy.max_depth)
-        return min(self.policy.max_nodes, widest)
+        return min(self.policy.max_nodes, count_nodes([self._max_width] * self.policy.max_depth))
 
     @property
     def first_depth(self) -> int:
         """The policy's first depth."""
         return self.policy.first_depth
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
+    def propose(
+        self, context: Context, depth: int, pairs: jax.Array, bounds: Bounds | None = None
+    ) -> Draft:
         """Take the most probable tokens after each prefix, as many as its entropy says."""
         del pairs
+        assert_between("depth", depth, 0)
+        # What lies deeper than the nodes reach has no room: the capacity is that of both loops.
         built = build_adaptive(
-            self.draft,
+            aligned(self.draft, bounds),
             context,
-            depth=depth,
-            width_of=self.policy.width,
-            capacity=(self.max_nodes, self.policy.max_width, self.policy.max_depth),
+            depth=min(depth, self.policy.max_depth),
+            width_of=lambda entropy: min(self.policy.width(entropy), self._max_width),
+            capacity=(self.max_nodes, self._max_width, self.policy.max_depth),
+            stop_tokens=() if bounds is None else bounds.stop_tokens,
         )
         return _draft_of(built.tree, built.usage)
 
@@ -294,7 +363,32 @@ _draw_token = jax.jit(draw_token)
 _sampled_path = jax.jit(sampled_path)
 
 
+def assert_drafter(drafter: Any) -> None:
+    """Raise ValueError unless a value is a drafter of the host loop.
+
+    Raises:
+      ValueError: naming what was given, what it lacks and what to give instead.
+    """
+    wanted = "must be a drafter of the host loop, such as SampledPath(draft, depth=4)"
+    assert_members("drafter", drafter, Drafter, wanted)
+    assert_rule("the drafter's rule", drafter.rule)
+    assert_between("the drafter's max_nodes", drafter.max_nodes, 1, MAX_NODES)
+    assert_between("the drafter's first_depth", drafter.first_depth, 0, MAX_NODES)
+    if drafter.draft is not None:
+        _check_draft(drafter.draft)
+
+
+def takes_bounds(drafter: Drafter) -> bool:
+    """Return whether a drafter's `propose` has the parameter `bounds`."""
+    return "bounds" in inspect.signature(drafter.propose).parameters
+
+
+def _check_draft(draft: Any) -> None:
+    assert_kind("draft", draft, Provider, "a jaxspec.providers.Provider(name, vocab, ask)")
+
+
 def _check_is_for_point_masses(rule: Rule) -> None:
+    assert_rule("rule", rule)
     if rule.proposal is not PointMass:
         raise ValueError(f"rule {rule.name!r} is not for candidates that nobody drew")
 
@@ -302,7 +396,3 @@ def _check_is_for_point_masses(rule: Rule) -> None:
 def _draft_of(tree: Tree, usage: Usage) -> Draft:
     depth = int(np.flatnonzero(np.asarray(tree.level_sizes))[-1])
     return Draft(proposal=PointMass(tree=tree), depth=depth, usage=usage, batches=depth)
-
-
-def _nodes_of(widths: Sequence[int]) -> int:
-    return 1 + sum(math.prod(widths[: depth + 1]) for depth in range(len(widths)))

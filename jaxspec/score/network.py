@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.language_model import Cache, CacheError, Forward, LanguageModel
+from jaxspec.checks import assert_kind
+from jaxspec.language_model import (
+    Cache,
+    CacheError,
+    Forward,
+    LanguageModel,
+    assert_language_model,
+)
 from jaxspec.providers import Answer, Context, Provider, Query, Softmax
 from jaxspec.score.adapters import Scores, node_contexts, score_batched
 from jaxspec.score.tree_attention import block_mask, chain_mask
@@ -63,11 +70,21 @@ class TreeAttention:
 
         Raises:
           CacheError: the network's cache cannot roll back.
-          ValueError: there is no room for a token, or a chunk holds none.
+          ValueError: an argument is of another kind, there is no room for a token, or a chunk holds
+            none.
         """
+        assert_language_model("model", model)
         model.assert_rolls_back()
-        if slots < 1 or chunk < 1:
-            raise ValueError(f"slots is {slots} and chunk {chunk}: both must be at least 1")
+        for size_name, size in (("slots", slots), ("chunk", chunk)):
+            is_whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
+            if not is_whole or not 1 <= size < 2**31:
+                raise ValueError(
+                    f"slots is {slots!r} and chunk {chunk!r}: both must be at least 1, and "
+                    f"{size_name} an integer of 32 bits"
+                )
+        if transform is not None:
+            assert_kind("transform", transform, Softmax, "a Softmax(temperature), or None")
+        slots, chunk = int(slots), int(chunk)
         self.model = model
         self.slots = slots
         self.transform = Softmax() if transform is None else transform
@@ -87,7 +104,22 @@ class TreeAttention:
             vocab=self.model.vocab,
             ask=self.logits_after,
             transform=self.transform,
+            max_context=self._most,
         )
+
+    @property
+    def _most(self) -> int:
+        """Most tokens of a context."""
+        most = self.model.max_context
+        return self.slots if most is None else min(self.slots, most)
+
+    def room_after(self, length: int) -> int:
+        """Return how many nodes, padding and the root counted, a tree may have after a context.
+
+        Args:
+          length: tokens of the context.
+        """
+        return self.slots - length + 1
 
     def logits_after(self, context: Context) -> np.ndarray:
         """Return the logits float32 [V] after a context.

@@ -354,7 +354,11 @@ class KeepsOn(Decoder):
 
 @dataclasses.dataclass(frozen=True)
 class RunsOver(Decoder):
-    """Takes tokens after a stop token into the text."""
+    """Drafts below a stop token and takes what comes after it into the text."""
+
+    def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
+        deaf = dataclasses.replace(self, stop_tokens=frozenset())
+        return Decoder.propose(deaf, state, pairs)
 
     def commit(
         self, state: DecodeState, draft: Draft, scores: Scores, verdict: js.Verdict

@@ -330,10 +330,19 @@ def test_a_decoder_that_could_not_do_what_it_says_is_refused(
         decoder_of("none", **options)
 
 
-def test_a_draft_of_another_vocabulary_is_refused() -> None:
-    narrow = Provider("narrow", 2, lambda _: [0.5, 0.5])
-    with pytest.raises(ValueError, match="draft 'narrow' has a vocabulary of 2, target 'target'"):
-        Decoder(target().provider, SampledPath(narrow, 2))
+def test_a_draft_of_fewer_tokens_is_not_asked_about_those_that_it_lacks() -> None:
+    p = target()
+    asked = []
+
+    def narrow(context: Context) -> list[float]:
+        asked.append(context)
+        return [0.5, 0.5]
+
+    decoder = Decoder(p.provider, SampledPath(Provider("narrow", 2, narrow), 2), 9)
+    for seed in range(4):
+        assert len(decoder.run(PROMPT, jax.random.key(seed)).new_tokens) == 9
+    assert asked
+    assert all(max(context) < 2 for context in asked)
 
 
 # --- draws

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.build import Capacity
+from jaxspec.build import Capacity, count_nodes, entropies, likeliest
 from jaxspec.checks import assert_kind, assert_whole
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, View
@@ -64,7 +63,7 @@ class AdaptiveModelTree:
         """The policy's budget, or all that its greatest widths and depth ask for if that is less."""
         policy = self.policy
         width = min(policy.max_width, self.model.vocab)
-        whole = sum(width**depth for depth in range(policy.max_depth + 1))
+        whole = count_nodes([width] * policy.max_depth)
         return Capacity(min(policy.max_nodes, whole), width, policy.max_depth)
 
     @property
@@ -108,8 +107,10 @@ class AdaptiveModelTree:
 
         def grow(state: Any) -> Any:
             level, tokens, parents, first, count, logits, cache = state
+            # The root may be a stop token of the prompt, which stops nothing.
+            is_end = view.is_stop(tokens).at[:, 0].set(False)
             tokens, parents, after = each_row(functools.partial(self._grow, level))(
-                tokens, parents, first, count, logits, view.depth
+                tokens, parents, first, count, logits, view.depth, is_end
             )
 
             def ask(state: Any) -> Any:
@@ -150,13 +151,7 @@ class AdaptiveModelTree:
 
     def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
         """Follow the policy; see `AdaptiveTreePolicy.next_depth`."""
-        policy = self.policy
-        share = accepted.astype(jnp.float32) / jnp.maximum(proposed, 1).astype(jnp.float32)
-        deeper = jnp.minimum(depth + 1, policy.max_depth)
-        shallower = jnp.maximum(depth - 1, policy.min_depth)
-        kept = jnp.where(share <= policy.shorten_at, shallower, depth)
-        moved = jnp.where(share >= policy.deepen_at, deeper, kept)
-        return jnp.where(proposed == 0, depth, moved)
+        return self.policy.next_depths(depth, accepted, proposed)
 
     def _grow(
         self,
@@ -167,29 +162,29 @@ class AdaptiveModelTree:
         count: jax.Array,
         logits: jax.Array,
         depth: jax.Array,
+        is_end: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Add the children of nodes first .. count - 1, whose rows are logits 0, 1, ...
+
+        A node after which nothing comes gets none.
 
         Returns:
           (tokens, parents, how many nodes there are now).
         """
         nodes, width = tokens.shape[0], self.capacity.max_children
         law = jax.nn.softmax(logits, axis=-1)
-        best, chosen = lax.top_k(law, width)
-        entropy = jnp.sum(jnp.where(law > 0, -law * jnp.log(jnp.where(law > 0, law, 1.0)), 0.0), -1)
-        share = jnp.clip(entropy / math.log(max(logits.shape[1], 2)), 0.0, 1.0)
-        policy = self.policy
-        more = jnp.floor(share * (policy.max_width - policy.min_width + 1)).astype(jnp.int32)
-        wanted = jnp.minimum(policy.min_width + more, policy.max_width)
+        chosen, is_likely = likeliest(law, width)
+        wanted = self.policy.widths(entropies(law), logits.shape[1])
         at = jnp.arange(nodes, dtype=jnp.int32)
         is_parent = (at < count - first) & (level < depth)
+        is_parent &= ~is_end[jnp.minimum(first + at, nodes - 1)]
         ranks = jnp.arange(width, dtype=jnp.int32)
-        is_child = is_parent[:, None] & (ranks[None] < wanted[:, None]) & (best > 0)
+        is_child = is_parent[:, None] & (ranks[None] < wanted[:, None]) & is_likely
         places = count + jnp.cumsum(is_child.reshape(-1), dtype=jnp.int32) - 1
         places = jnp.where(is_child.reshape(-1), places, nodes)
         above = jnp.repeat(first + at, width)
         return (
-            tokens.at[places].set(chosen.astype(jnp.int32).reshape(-1), mode="drop"),
+            tokens.at[places].set(chosen.reshape(-1), mode="drop"),
             parents.at[places].set(above, mode="drop"),
             jnp.minimum(count + jnp.sum(is_child, dtype=jnp.int32), nodes),
         )

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.build import Capacity
-from jaxspec.checks import assert_whole
+from jaxspec.build import MAX_NODES, Capacity, assert_between, best_of
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
 from jaxspec.decode.fused.each import each_row
@@ -48,7 +47,7 @@ class BestFirstTree(OfOneDepth):
         assert_language_model("model", self.model)
         self.model.assert_takes_trees()
         for name in ("max_nodes", "beam", "depth"):
-            assert_whole(name, getattr(self, name), 1)
+            assert_between(name, getattr(self, name), 1, MAX_NODES)
         if self.beam > self.model.vocab:
             raise ValueError(
                 f"beam is {self.beam}: must be a beam of 1 to {self.model.vocab} tokens"
@@ -96,9 +95,9 @@ class BestFirstTree(OfOneDepth):
         assert blocks is not None
         batch, beam = view.length.shape[0], self.beam
         after_root, cache = root_logits(blocks, params, cache, view)
-        scores, tokens = lax.top_k(jax.nn.log_softmax(after_root), beam)
+        scores, tokens = best_of(jax.nn.log_softmax(after_root), beam)
         # What is considered, level by level: log-probability of the path, token, parent among these.
-        all_scores, all_tokens = [scores], [tokens.astype(jnp.int32)]
+        all_scores, all_tokens = [scores], [tokens]
         all_parents = [jnp.full((batch, beam), -1, jnp.int32)]
         # The beam: place among what is considered, and which asked nodes each sees.
         places = jnp.tile(jnp.arange(beam, dtype=jnp.int32), (batch, 1))
@@ -113,13 +112,14 @@ class BestFirstTree(OfOneDepth):
             beam_scores = jnp.take_along_axis(jnp.concatenate(all_scores, 1), places, axis=1)
             depths = jnp.full_like(beam_tokens, level)
             logits, cache = blocks.nodes(params, beam_tokens, depths, seen, cache, view.root, front)
-            steps, chosen = lax.top_k(jax.nn.log_softmax(logits), beam)
+            steps, chosen = best_of(jax.nn.log_softmax(logits), beam)
+            steps = jnp.where(view.is_stop(beam_tokens)[:, :, None], -jnp.inf, steps)
             scores = (beam_scores[:, :, None] + steps).reshape(batch, -1)
             first = beam + beam**2 * (level - 1)
             all_scores.append(scores)
-            all_tokens.append(chosen.astype(jnp.int32).reshape(batch, -1))
+            all_tokens.append(chosen.reshape(batch, -1))
             all_parents.append(jnp.repeat(places, beam, axis=1))
-            best = lax.top_k(scores, beam)[1].astype(jnp.int32)
+            best = best_of(scores, beam)[1]
             places = first + best
             asked.append(places)
             seen = jnp.take_along_axis(seen, (best // beam)[:, :, None], axis=1)

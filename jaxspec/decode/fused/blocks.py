@@ -28,11 +28,14 @@ class Blocks:
       model: the network.
       slots: S.
       batch: B.
+      vocab: V of the logits that it gives, if not the network's: tokens that the network does not
+        have get -inf, and those beyond are left off.
     """
 
     model: LanguageModel
     slots: int
     batch: int
+    vocab: int | None = None
 
     def empty_cache(self) -> Cache:
         """Make an empty cache for each sequence."""
@@ -72,6 +75,10 @@ class Blocks:
             logits = logits[None]
         else:
             logits, cache = jax.vmap(one)(cache, tokens, positions, mask, at)
+        if self.vocab is not None and self.vocab != self.model.vocab:
+            logits = logits[..., : self.vocab]
+            lacking = [(0, 0), (0, 0), (0, self.vocab - logits.shape[-1])]
+            logits = jnp.pad(logits, lacking, constant_values=-jnp.inf)
         return logits, cache
 
     def stretch(
@@ -117,6 +124,7 @@ class Blocks:
         cache: Cache,
         root: jax.Array,
         needed: jax.Array,
+        is_end: jax.Array,
     ) -> tuple[jax.Array, Cache]:
         """Run the front of each tree, as wide as the largest tree needs.
 
@@ -129,6 +137,7 @@ class Blocks:
           cache: of the batch.
           root: int32 [B], slot and position of the root.
           needed: int32 [], nodes of the largest tree.
+          is_end: bool [B, N], nodes after which nothing comes: their rows are zeros.
 
         Returns:
           (float32 [B, N, V], the cache). Rows of nodes beyond the width that was run are zeros.
@@ -137,9 +146,11 @@ class Blocks:
         def of_width(width: int, cache: Cache) -> tuple[jax.Array, Cache]:
             front = tokens[:, :width]
             if seen is None:
-                return self.stretch(params, front, cache, root)
-            within = seen[:, :width, :width]
-            return self.nodes(params, front, depths[:, :width], within, cache, root)
+                logits, cache = self.stretch(params, front, cache, root)
+            else:
+                within = seen[:, :width, :width]
+                logits, cache = self.nodes(params, front, depths[:, :width], within, cache, root)
+            return jnp.where(is_end[:, :width, None], 0.0, logits), cache
 
         if len(widths) == 1:
             return of_width(widths[0], cache)
@@ -172,7 +183,7 @@ class Blocks:
           chunk: int32 [].
           width: tokens of a chunk.
         """
-        block = lax.dynamic_slice(tokens, (0, chunk * width), (self.batch, width))
+        block = lax.dynamic_slice_in_dim(tokens, chunk * width, width, axis=1)
         at = jnp.broadcast_to(chunk * width, (self.batch,))
         return self.stretch(params, block, cache, at)[1]
 

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxspec.build import Capacity
-from jaxspec.checks import assert_kind, assert_whole, described, record
+from jaxspec.build import MAX_NODES, Capacity, assert_between, capacity_of
+from jaxspec.checks import assert_kind, assert_whole, record
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.each import each_row
+from jaxspec.decode.requests import MOST_TOKENS, assert_members, assert_rule
 from jaxspec.language_model import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.trees import chain
@@ -35,6 +36,8 @@ class View:
       temperature: float32 [B], of the target's rows.
       top_k: int32 [B], of the target's rows.
       top_p: float32 [B], of the target's rows.
+      stop_tokens: int32 [B, K], then -1; None for none. The loop cuts off what is drafted below one:
+        a drafter reads them so as not to spend its nodes there.
     """
 
     tokens: jax.Array  # [B, S]
@@ -44,6 +47,15 @@ class View:
     temperature: jax.Array  # [B]
     top_k: jax.Array  # [B]
     top_p: jax.Array  # [B]
+    stop_tokens: jax.Array | None = None  # [B, K]
+
+    def is_stop(self, tokens: jax.Array) -> jax.Array:
+        """Return which tokens, int32 [B, ...], are stop tokens of their texts."""
+        if self.stop_tokens is None:
+            return jnp.zeros(tokens.shape, bool)
+        flat = tokens.reshape(tokens.shape[0], -1)
+        found = jnp.any(flat[:, :, None] == self.stop_tokens[:, None], axis=2) & (flat >= 0)
+        return found.reshape(tokens.shape)
 
     @property
     def root(self) -> jax.Array:
@@ -72,6 +84,9 @@ class Draft:
 
 class FusedDrafter(Protocol):
     """Proposes candidates inside the compiled loop.
+
+    What a draft may depend on is said once, in `jaxspec.decode.Drafter`. What is drafted below a stop
+    token is cut off by the loop.
 
     Attributes:
       rule: how its proposals are verified.
@@ -121,7 +136,8 @@ class FusedDrafter(Protocol):
 
         Args:
           params: this drafter's.
-          blocks: its network over the batch; None if it has none.
+          blocks: its network over the batch, with logits over the target's vocabulary; None if it has
+            none.
           cache: of its network, holding each text but its last two tokens at least; () without one.
           view: what is past.
         """
@@ -137,12 +153,7 @@ def assert_drafter(drafter: Any) -> None:
       ValueError: naming what was given, what it lacks and what to give instead.
     """
     wanted = "must be a fused drafter, such as fused.Plain() or fused.model_path(model, depth)"
-    if isinstance(drafter, type):
-        raise ValueError(f"drafter is {described(drafter)}, not one made of it: {wanted}")
-    members = [name for name in vars(FusedDrafter) if not name.startswith("_")]
-    lacking = ", ".join(name for name in members if not hasattr(drafter, name))
-    if lacking:
-        raise ValueError(f"drafter is {described(drafter)}, which has no {lacking}: {wanted}")
+    assert_members("drafter", drafter, FusedDrafter, wanted)
     assert_rule("the drafter's rule", drafter.rule)
     assert_kind(
         "the drafter's capacity",
@@ -150,6 +161,9 @@ def assert_drafter(drafter: Any) -> None:
         Capacity,
         "a Capacity(max_nodes, max_children, max_depth)",
     )
+    capacity_of(drafter.capacity)
+    assert_between("the drafter's first_depth", drafter.first_depth, 0, MAX_NODES)
+    assert_between("the drafter's spare_slots", drafter.spare_slots, 0, MOST_TOKENS)
     _assert_widths(drafter.widths, drafter.capacity.max_nodes)
     if drafter.model is not None:
         assert_language_model("the drafter's model", drafter.model)
@@ -165,17 +179,6 @@ def _assert_widths(widths: Any, nodes: int) -> None:
             f"the drafter's widths are {tuple(widths)}: must rise, and end with its capacity's "
             f"max_nodes, {nodes}"
         )
-
-
-def assert_rule(name: str, rule: Any) -> None:
-    """Refuse what is no rule, such as the name of one.
-
-    Raises:
-      ValueError: naming the argument, what was given and what to give instead.
-    """
-    is_name = isinstance(rule, str) and rule in RULES
-    which = f'RULES["{rule}"]' if is_name else f"one of RULES: {', '.join(RULES)}"
-    assert_kind(name, rule, Rule, f"a jaxspec.Rule, {which}")
 
 
 def is_path(capacity: Capacity) -> bool:

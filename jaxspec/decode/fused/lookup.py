@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.build import Capacity
-from jaxspec.checks import assert_kind, assert_whole
+from jaxspec.build import MAX_NODES, Capacity, assert_between
+from jaxspec.checks import assert_kind
 from jaxspec.decode.fused.blocks import Blocks
 from jaxspec.decode.fused.drafters import Draft, Modelless, View
 from jaxspec.decode.fused.each import each_row
@@ -55,11 +55,16 @@ class Lookup(Modelless):
         if not self.lengths:
             raise ValueError("lengths are empty: say how much to draft after a match of how many")
         for match, drafted in self.lengths.items():
-            assert_whole(f"lengths are {dict(self.lengths)}: a match", match, 1)
-            assert_whole(f"lengths are {dict(self.lengths)}: a draft", drafted, 1)
-        assert_whole("matches", self.matches, 1)
+            assert_between(f"lengths are {dict(self.lengths)}: a match", match, 1, MAX_NODES)
+            assert_between(f"lengths are {dict(self.lengths)}: a draft", drafted, 1, MAX_NODES - 1)
+        assert_between("matches", self.matches, 1, MAX_NODES)
         if self.max_nodes is not None:
-            assert_whole("max_nodes, the root counted,", self.max_nodes, 2)
+            assert_between("max_nodes, the root counted,", self.max_nodes, 2)
+        if self.capacity.max_nodes > MAX_NODES:
+            raise ValueError(
+                f"{self.matches} matches of {self.first_depth} tokens: more than {MAX_NODES} nodes, "
+                "the most that a tree may have: give max_nodes"
+            )
 
     @property
     def rule(self) -> Rule:
@@ -91,18 +96,22 @@ class Lookup(Modelless):
         """Look each text up in itself."""
         del params, blocks
 
-        def one(tokens: jax.Array, length: jax.Array, depth: jax.Array) -> Tree:
-            drafted, counts = self.find(tokens, length)
+        def one(tokens: jax.Array, length: jax.Array, depth: jax.Array, is_stop: Any) -> Tree:
+            drafted, counts, at = self.find(tokens, length)
             counts = jnp.minimum(counts, depth)
+            stops = is_stop[at]
+            until = jnp.argmax(stops, axis=1).astype(jnp.int32) + 1
+            counts = jnp.where(jnp.any(stops, axis=1), jnp.minimum(counts, until), counts)
             if self.matches == 1:
                 size = self.capacity.max_depth
                 return chain(drafted[0, :size], jnp.minimum(counts[0], size))
             return merge(drafted, counts, self.capacity)
 
-        tree = each_row(one)(view.tokens, view.length, view.depth)
+        is_stop = view.is_stop(view.tokens)
+        tree = each_row(one)(view.tokens, view.length, view.depth, is_stop)
         return Draft(proposal=PointMass(tree=tree)), cache
 
-    def find(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def find(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return what followed the best matches.
 
         Args:
@@ -110,7 +119,8 @@ class Lookup(Modelless):
           length: int32 [], tokens of the text.
 
         Returns:
-          (int32 [M, D] tokens, int32 [M] how many of them count), the best match first.
+          (int32 [M, D] tokens, int32 [M] how many of them count, int32 [M, D] where they stand), the
+          best match first.
         """
         slots = tokens.shape[0]
         ends = jnp.arange(slots, dtype=jnp.int32)
@@ -126,14 +136,16 @@ class Lookup(Modelless):
         is_match = matched >= min(self.lengths)
         score = jnp.where(is_match, matched * slots + ends, -1)
         best, at = jax.lax.top_k(score, min(self.matches, slots))
+        at = at.astype(jnp.int32)
         # A text that is followed by a copy of itself repeats with the distance to the match.
         distance = jnp.maximum(last - at, 1)
         ahead = jnp.arange(self.first_depth, dtype=jnp.int32)
-        drafted = tokens[jnp.clip(at[:, None] + 1 + ahead[None] % distance[:, None], 0, slots - 1)]
+        copied = jnp.clip(at[:, None] + 1 + ahead[None] % distance[:, None], 0, slots - 1)
         table = np.zeros(longest + 1, np.int32)
         for match in range(min(self.lengths), longest + 1):
             table[match] = self.lengths[max(key for key in self.lengths if key <= match)]
-        return drafted, jnp.where(best >= 0, jnp.asarray(table)[matched[at]], 0)
+        counts = jnp.where(best >= 0, jnp.asarray(table)[matched[at]], 0)
+        return tokens[copied], counts, copied
 
 
 def merge(paths: jax.Array, counts: jax.Array, capacity: Capacity) -> Tree:

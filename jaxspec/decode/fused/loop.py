@@ -15,13 +15,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_whole, described
-from jaxspec.decode.fused import requests
+from jaxspec.build import cut_below, node_rows
+from jaxspec.checks import assert_whole
+from jaxspec.decode import requests
+from jaxspec.decode.commit import (
+    UNLIMITED,
+    Ending,
+    commit,
+    depth_to_draft,
+    levels_within,
+    proposed_depth,
+)
 from jaxspec.decode.fused.blocks import Blocks
-from jaxspec.decode.fused.drafters import FusedDrafter, Plain, View, assert_drafter, is_path
+from jaxspec.decode.fused.drafters import (
+    Draft,
+    FusedDrafter,
+    Plain,
+    View,
+    assert_drafter,
+    is_path,
+)
 from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.state import (
-    Ending,
     FusedState,
     FusedText,
     Source,
@@ -38,6 +53,7 @@ from jaxspec.language_model import (
     shapes_of,
 )
 from jaxspec.logits import Logits
+from jaxspec.proposals import Proposal, propose
 from jaxspec.trees import Tree, ancestor_mask
 from jaxspec.verify import Verdict
 
@@ -55,7 +71,8 @@ class FusedDecoder:
     Attributes:
       target: the network whose law the texts have.
       drafter: who proposes; default nobody, plain decoding.
-      max_length: most tokens of a text, prompt and all.
+      max_length: most tokens of a text, prompt and all. A draft network of shorter context drafts as
+        long as it can, and the text goes on plainly.
       bonus: whether a fully accepted path is followed by one more token of the target.
       max_stop_tokens: room for stop tokens.
       prefill_width: tokens of a prompt run at a time.
@@ -76,25 +93,22 @@ class FusedDecoder:
         assert_language_model("target", self.target)
         assert_drafter(self.drafter)
         for name in ("max_length", "max_stop_tokens", "prefill_width"):
-            assert_whole(name, getattr(self, name), 1)
-        if not isinstance(self.bonus, bool):
-            raise ValueError(f"bonus is {self.bonus!r}: must be True or False")
-        if not callable(self.draws):
-            raise ValueError(
-                f"draws is {described(self.draws)}: must be a function of (key, number of nodes, "
-                "root position), such as jaxspec.round_draws"
-            )
+            requests.assert_length(name, getattr(self, name))
+        requests.assert_bool("bonus", self.bonus)
+        wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
+        requests.assert_function("draws", self.draws, wanted)
         for model in (self.target, self.drafter.model):
             if model is None:
                 continue
             model.assert_rolls_back()
             if not is_path(self.drafter.capacity):
                 model.assert_takes_trees()
-            if model.max_context is not None and self.max_length > model.max_context:
-                raise CacheError(
-                    f"max_length is {self.max_length}, but {model.name} was made for "
-                    f"{model.max_context} positions"
-                )
+        most = self.target.max_context
+        if most is not None and self.max_length > most:
+            raise CacheError(
+                f"max_length is {self.max_length}, but {self.target.name} was made for {most} "
+                "positions"
+            )
         if self.drafter.model is not None:
             assert_same_tokens(self.target, self.drafter.model)
         vocab = getattr(self.drafter, "vocab", None)
@@ -249,7 +263,7 @@ class FusedDecoder:
 
     def _draft_blocks(self, batch: int) -> Blocks | None:
         model = self.drafter.model
-        return None if model is None else Blocks(model, self.slots, batch)
+        return None if model is None else Blocks(model, self.slots, batch, self.target.vocab)
 
     def _loop(
         self, target_params: Any, draft_params: Any, state: FusedState, max_rounds: jax.Array
@@ -291,23 +305,28 @@ class FusedDecoder:
         nodes = self.drafter.capacity.max_nodes
         is_open = state.ending == Ending.NONE
         room = state.limit - state.length
-        room = room - 1 if self.bonus else room
+        wanted = depth_to_draft(state.depth, room, self._draft_room(state), bonus=self.bonus)
         root = state.length - 1
         draws = each_row(lambda key, position: self.draws(key, nodes, position))(state.keys, root)
         view = View(
             tokens=state.tokens,
             length=state.length,
-            depth=jnp.where(is_open, jnp.clip(state.depth, 0, jnp.maximum(room, 0)), 0),
+            depth=jnp.where(is_open, wanted, 0),
             pairs=draws.draft,
             temperature=state.temperature,
             top_k=state.top_k,
             top_p=state.top_p,
+            stop_tokens=state.stop_tokens,
         )
         draft, draft_cache = self.drafter.propose(
             draft_params, draft_blocks, state.draft_cache, view
         )
+        draft = self._within(draft, view, state.stop_tokens)
         tree = draft.proposal.tree
-        logits, target_cache = self._score(blocks, target_params, tree, view, state.target_cache)
+        is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
+        logits, target_cache = self._score(
+            blocks, target_params, tree, view, state.target_cache, is_end
+        )
 
         def verify(draws: Any, proposal: Any, logits: Any, view: Any) -> Verdict:
             rows = Logits(
@@ -325,8 +344,44 @@ class FusedDecoder:
         state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         return self._commit(state, tree, verdict, is_open)
 
+    def _draft_room(self, state: FusedState) -> jax.Array:
+        """Return how many levels the draft can be asked about after each text, int32 [B]."""
+        model = self.drafter.model
+        if model is None:
+            return jnp.full_like(state.length, UNLIMITED)
+        room = levels_within(model.max_context, state.length)
+        if model.vocab < self.target.vocab:
+            # What the draft has no token for, it cannot read.
+            is_text = jnp.arange(self.slots, dtype=jnp.int32)[None] < state.length[:, None]
+            is_strange = jnp.any(is_text & (state.tokens >= model.vocab), axis=1)
+            room = jnp.where(is_strange, 0, room)
+        return room
+
+    def _within(self, draft: Draft, view: View, stop_tokens: jax.Array) -> Draft:
+        """Cut every tree to what may be drafted: nothing below a stop token or beyond the depth."""
+
+        def one(proposal: Proposal, depth: jax.Array, stops: jax.Array) -> Any:
+            tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(UNLIMITED))
+            rows = proposal.draft_rows
+            if rows is not None and not is_path(self.drafter.capacity):  # a path is only shortened
+                rows = node_rows(rows, nodes)
+            return propose(type(proposal), tree, rows), nodes
+
+        proposal, nodes = each_row(one)(draft.proposal, view.depth, stop_tokens)
+        slots = draft.slots
+        if slots is not None:
+            at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
+            slots = jnp.where(nodes >= 0, at, -1)
+        return Draft(proposal=proposal, slots=slots)
+
     def _score(
-        self, blocks: Blocks, params: Any, tree: Tree, view: View, cache: Any
+        self,
+        blocks: Blocks,
+        params: Any,
+        tree: Tree,
+        view: View,
+        cache: Any,
+        is_end: jax.Array,
     ) -> tuple[jax.Array, Any]:
         """Run the target over every tree."""
         tokens = tree.tokens.at[:, 0].set(view.root_token)
@@ -344,7 +399,8 @@ class FusedDecoder:
             seen,
             cache,
             view.root,
-            jnp.max(tree.num_nodes),
+            jnp.max(tree.num_nodes.astype(jnp.int32)),
+            is_end,
         )
 
     def _commit(
@@ -352,14 +408,22 @@ class FusedDecoder:
     ) -> FusedState:
         """Take each verdict's tokens into its text, up to a stop token."""
         emitted = verdict.tokens
+
+        def kept_of(verdict: Verdict, room: Any, is_budget: Any, stop_tokens: Any) -> Any:
+            return commit(
+                verdict.tokens,
+                verdict.num_tokens,
+                verdict.num_accepted,
+                room=room,
+                is_budget=is_budget,
+                stop_tokens=stop_tokens,
+            )
+
+        room = state.limit - state.length
+        kept = each_row(kept_of)(verdict, room, state.is_budget, state.stop_tokens)
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
-        is_emitted = places < verdict.num_tokens[:, None]
-        is_stop = jnp.any(emitted[:, :, None] == state.stop_tokens[:, None], axis=2) & is_emitted
-        has_stop = jnp.any(is_stop, axis=1)
-        until = jnp.where(has_stop, jnp.argmax(is_stop, axis=1) + 1, verdict.num_tokens)
-        count = jnp.where(is_open, until, 0).astype(jnp.int32)
-        accepted = jnp.minimum(verdict.num_accepted, count)
-        length = state.length + count
+        accepted = kept.accepted
+        length = state.length + jnp.where(is_open, kept.count, 0)
         rounds = state.rounds + jnp.where(is_open, 1, 0)
         source = jnp.where(places < accepted[:, None], int(Source.DRAFT), int(Source.TARGET))
 
@@ -369,14 +433,9 @@ class FusedDecoder:
                 texts, new.astype(texts.dtype), state.length
             )
 
-        ending = jnp.where(length >= state.limit, int(Ending.CAPACITY), int(Ending.NONE))
-        ending = jnp.where((length >= state.limit) & state.is_budget, int(Ending.BUDGET), ending)
-        ending = jnp.where(has_stop, int(Ending.STOP), ending)
-        ending = jnp.where(count == 0, int(Ending.UNDECIDED), ending)
-        levels = jnp.arange(tree.level_sizes.shape[1], dtype=jnp.int32)[None]
-        proposed = jnp.max(jnp.where(tree.level_sizes > 0, levels, 0), axis=1)
+        proposed = each_row(proposed_depth)(tree.level_sizes)
         depth = self.drafter.next_depth(state.depth, accepted, proposed)
-        candidates = tree.num_nodes - 1
+        candidates = tree.num_nodes.astype(jnp.int32) - 1
         return dataclasses.replace(
             state,
             tokens=put(state.tokens, emitted),
@@ -384,7 +443,7 @@ class FusedDecoder:
             rounds_at=put(state.rounds_at, jnp.broadcast_to(rounds[:, None], emitted.shape)),
             length=length,
             depth=jnp.where(is_open, depth, state.depth),
-            ending=jnp.where(is_open, ending, state.ending).astype(jnp.int32),
+            ending=jnp.where(is_open, kept.ending, state.ending).astype(jnp.int32),
             status=state.status | jnp.where(is_open, verdict.status, 0),
             rounds=rounds,
             drafted=state.drafted + jnp.where(is_open, candidates, 0),

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import assert_whole
+from jaxspec.build import MAX_NODES, assert_between, cut, likeliest
 from jaxspec.decode.fused.blocks import Blocks
-from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View, assert_rule
+from jaxspec.decode.fused.drafters import Draft, OfOneDepth, View
 from jaxspec.decode.fused.each import each_row
 from jaxspec.decode.fused.shape import Shaped
+from jaxspec.decode.requests import assert_rule
 from jaxspec.language_model import Cache, LanguageModel, assert_language_model
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, propose
@@ -71,16 +72,19 @@ class ModelTree(Shaped, OfOneDepth):
         after_root, cache = root_logits(blocks, params, cache, view)
         logits = after_root[:, None]
         tokens = [view.root_token[:, None]]
+        is_in = [jnp.ones((batch, 1), bool)]
         draft_rows = []
         for depth, width in enumerate(shape.widths):
             below = slice(*shape.starts[depth + 1 : depth + 3])
             if self.rule.proposal is PointMass:
-                drawn = jax.lax.top_k(logits, width)[1].astype(jnp.int32)
+                drawn, is_likely = likeliest(jax.nn.softmax(logits, axis=-1), width)
             else:
+                is_likely = jnp.ones((batch, shape.sizes[depth], width), bool)
                 pairs = view.pairs[:, below].reshape(batch, shape.sizes[depth], width, 2)
                 draft_rows.append(sampling_rows(logits, view))
                 drawn = each_row(each_row(self.rule.proposal.draw))(pairs, draft_rows[-1])
             tokens.append(drawn.reshape(batch, -1))
+            is_in.append(is_likely.reshape(batch, -1))
             if depth + 1 < shape.depth:
                 depths = jnp.full_like(tokens[-1], depth + 1)
                 level = jnp.broadcast_to(seen[below][None], (batch, *seen[below].shape))
@@ -95,6 +99,10 @@ class ModelTree(Shaped, OfOneDepth):
             rows = Probabilities(values=jnp.concatenate(draft_rows, axis=1), first=first)
         if not shape.is_path:
             slots = jnp.tile(jnp.arange(shape.capacity.max_nodes, dtype=jnp.int32), (batch, 1))
+        if self.rule.proposal is PointMass:
+            # A token that the draft takes for impossible is no candidate.
+            tree, nodes = each_row(cut)(tree, jnp.concatenate(is_in, axis=1))
+            slots = None if slots is None else nodes
         return Draft(proposal=propose(self.rule.proposal, tree, rows), slots=slots), cache
 
 
@@ -107,9 +115,9 @@ def model_path(model: LanguageModel, depth: int, rule: Rule = RULES["token"]) ->
       rule: `RULES["token"]`, or `RULES["block"]` for block verification.
 
     Raises:
-      ValueError: one of them is none.
+      ValueError: an argument is invalid.
     """
-    assert_whole("depth", depth, 1)
+    assert_between("depth", depth, 1, MAX_NODES - 1)
     return ModelTree(model, (1,) * depth, rule)
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.build import Capacity
+from jaxspec.build import MAX_NODES, Capacity, count_nodes
 from jaxspec.checks import assert_kind, assert_whole
 from jaxspec.trees import Tree, make_tree
 
@@ -35,6 +36,11 @@ class Shape:
             raise ValueError(f"widths are {self.widths}: one width of at least 1 for each depth")
         for depth, width in enumerate(self.widths):
             assert_whole(f"widths are {self.widths}: the one at depth {depth}", width, 1)
+        if len(self.widths) >= MAX_NODES or count_nodes(self.widths) > MAX_NODES:
+            raise ValueError(
+                f"widths are {reprlib.repr(self.widths)}: more than {MAX_NODES} nodes, the most that "
+                "a tree may have"
+            )
 
     @property
     def depth(self) -> int:

@@ -11,22 +11,8 @@ import jax
 import numpy as np
 
 from jaxspec.checks import assert_kind, record
+from jaxspec.decode.commit import Ending
 from jaxspec.language_model import Cache
-
-
-class Ending(enum.IntEnum):
-    """Why a text ended."""
-
-    NONE = 0
-    """It goes on."""
-    BUDGET = 1
-    """All the tokens asked for were emitted."""
-    STOP = 2
-    """A stop token was emitted."""
-    CAPACITY = 3
-    """There was no room for more tokens."""
-    UNDECIDED = 4
-    """A round decided on no token: a row, or a draw, was bad. See `status`."""
 
 
 class Source(enum.IntEnum):

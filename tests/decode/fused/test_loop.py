@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -143,6 +144,18 @@ def test_filters_keep_the_text_among_the_most_probable_tokens() -> None:
     assert [text.tokens for text in free] != [text.tokens for text in greedy_texts]
 
 
+def test_a_top_k_of_0_or_minus_1_keeps_all_tokens_and_a_tiny_top_p_the_most_probable() -> None:
+    path = decoder("path by token")
+    options: dict[str, Any] = {"new_tokens": BUDGETS, "temperature": 1.0}
+    free = [text.tokens for text in path.run(PROMPTS, keys(3), **options)]
+    kept = [text.tokens for text in path.run(PROMPTS, keys(3), top_k=[0, -1, VOCAB], **options)]
+    assert kept == free
+    narrow = path.run(PROMPTS, keys(3), top_p=1e-300, **options)
+    assert [text.tokens for text in narrow] == [
+        greedy(tuple(prompt), budget) for prompt, budget in zip(PROMPTS, BUDGETS, strict=True)
+    ]
+
+
 def test_one_compilation_serves_all_lengths_temperatures_filters_and_acceptances() -> None:
     path = decoder("path by token")
     path.run(PROMPTS, keys(3), new_tokens=3)
@@ -217,8 +230,10 @@ def test_networks_that_cannot_do_it_are_refused_before_anything_runs() -> None:
         fused.FusedDecoder(fixed, fused.Lookup(matches=2))
     with pytest.raises(CacheError, match="max_length is 40, but short was made for 30 positions"):
         fused.FusedDecoder(fake_model(VOCAB, name="short", max_context=30), max_length=40)
-    with pytest.raises(TokensDifferError, match="vocabulary of 5, draft wide one of 6"):
-        fused.FusedDecoder(TARGET, fused.model_path(fake_model(6, name="wide"), 2))
+    names = [SimpleNamespace(pieces=tuple(pieces)) for pieces in ("abcde", "abxde")]
+    ours, theirs = (fake_model(VOCAB, name=t.pieces[2], tokenizer=t) for t in names)
+    with pytest.raises(TokensDifferError, match="token 2 is 'c' to target c, 'x' to draft x"):
+        fused.FusedDecoder(ours, fused.model_path(theirs, 2))
 
 
 def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them_with_their_last() -> (
@@ -252,7 +267,12 @@ def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them
         ({"stop_tokens": [True]}, "row 0: stop_tokens are \\[True\\]: wanted token ids"),
         ({"stop_tokens": [[1], ["2"]]}, "row 1: stop_tokens are \\['2'\\]: wanted token ids"),
         ({"prompts": [[1, [2]], [0]]}, "prompt 0: wanted a sequence of token ids"),
-        ({"top_k": 0}, "row 0: top_k is 0: must be at least 1"),
+        ({"top_k": -2}, "row 0: top_k is -2: must be at least 1, or 0 or -1 to keep all tokens"),
+        ({"temperature": [1.0, True]}, "row 1: temperature is True: wanted a number"),
+        ({"new_tokens": [True, 2]}, "row 0: new_tokens is True: wanted a number"),
+        ({"prompts": [[1], [True, 2]]}, "prompt 1: wanted a sequence of token ids"),
+        ({"stop_tokens": [1, True]}, "row 0: stop_tokens are \\[1, True\\]: wanted token ids"),
+        ({"temperature": 1e39}, "row 0: temperature is 1e\\+39: must be finite"),
         ({"top_p": [1.0, 1.5]}, "row 1: top_p is 1.5: must be above 0 and at most 1"),
         ({"stop_tokens": [5]}, "row 0: stop token 5 is outside the vocabulary of 5"),
         ({"stop_tokens": [[0]]}, "stop_tokens are given for 1 rows, the batch has 2"),

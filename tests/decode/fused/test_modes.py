@@ -1,0 +1,58 @@
+"""With 64-bit mode on, both loops decode the tokens that they decode without."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small import FUSED, LENGTH, PROMPTS, TARGET, decoder, host_drafters, keys, provider
+
+import jaxspec as js
+from jaxspec.decode import Decoder, fused
+from jaxspec.score import TreeAttention
+
+OPTIONS: dict[str, Any] = {
+    "new_tokens": 12,
+    "temperature": 0.25,
+    "top_k": 4,
+    "top_p": 0.99,
+    "stop_tokens": [1],
+}
+
+
+@pytest.mark.parametrize("name", ["path by token", "adaptive tree"])
+def test_the_compiled_loop_decodes_the_same_tokens(name: str) -> None:
+    (text,) = decoder(name).run(PROMPTS[:1], keys(1), **OPTIONS)
+    with jax.enable_x64(True):
+        other = fused.FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4)
+        (wide,) = other.run(PROMPTS[:1], keys(1), **OPTIONS)
+    assert (wide.tokens, wide.rounds, wide.status) == (text.tokens, text.rounds, 0)
+
+
+@pytest.mark.parametrize("name", ["tree without replacement", "best-first tree", "lookup tree"])
+def test_the_loop_of_every_drafter_is_traced(name: str) -> None:
+    with jax.enable_x64(True):
+        fused.FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4).lower(2)
+
+
+@pytest.mark.parametrize("name", ["path by block", "top-k tree", "adaptive tree"])
+def test_the_host_loop_decodes_the_same_tokens(name: str) -> None:
+    def text() -> tuple[int, ...]:
+        target, drafter = provider(0.0, 0.25), host_drafters(0.25)[name]
+        stops = frozenset([1])
+        return Decoder(target, drafter, 12, stop_tokens=stops).run((1, 2), jax.random.key(0)).tokens
+
+    narrow = text()
+    with jax.enable_x64(True):
+        assert text() == narrow
+
+
+def test_tree_attention_gives_the_same_rows() -> None:
+    def rows() -> np.ndarray:
+        attention = TreeAttention(TARGET, slots=20, chunk=4)
+        tree = js.make_tree([4, 0, 1, 2], [-1, 0, 0, 1], max_nodes=6)
+        return attention(attention.provider(), tree, [3, 1, 4], bonus=True).rows
+
+    narrow = rows()
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(rows(), narrow)

@@ -1,0 +1,167 @@
+"""Arguments of the host loop: what is of another kind, or out of range, is an error that names it."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import DRAFTERS, draft, target
+
+import jaxspec as js
+from jaxspec.build import MAX_NODES, build_adaptive, build_top_k, normalised_entropy, top_k
+from jaxspec.decode import (
+    AdaptiveTree,
+    AdaptiveTreePolicy,
+    Decoder,
+    Drafter,
+    FixedTree,
+    NoDraft,
+    SampledPath,
+)
+from jaxspec.providers import Provider
+from jaxspec.score import TreeAttention
+
+KEY = jax.random.key(0)
+TARGET, DRAFT = target().provider, draft().provider
+POLICY = AdaptiveTreePolicy()
+PLAIN = Decoder(TARGET, new_tokens=2)
+
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 1, 1.0, 1.5, -0.5, math.nan, math.inf, 2**31, 2**64, 2**70),
+    *(10**400, 1j, "", "2", "token", b"x", [], [1], (1, 0), (-1,), (1.5,), ("a",), [True], [None]),
+    *({}, {1: 2}, set(), {1}, {1.5}, frozenset(["a", 1]), iter([1]), range(2), [[1], [1, 2]]),
+    *(
+        np.array(1),
+        np.array([1, 2]),
+        np.array([[1]]),
+        np.array([1.5]),
+        np.array(["a"]),
+        np.bool_(1),
+    ),
+    *(np.float32(2), np.ma.array([1, 2], mask=[0, 1]), jnp.array([1]), KEY, jax.random.PRNGKey(0)),
+    *(object(), int, Provider, js.Rule, js.RULES["token"], len, NoDraft, NoDraft(), POLICY, TARGET),
+]
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"Decoder({name})": lambda x, name=name: Decoder(
+            **{"target": TARGET, "drafter": NoDraft(), name: x}
+        ).describe()
+        for name in (
+            "target",
+            "drafter",
+            "new_tokens",
+            "bonus",
+            "stop_tokens",
+            "max_context",
+            "score",
+        )
+    },
+    "start(prompt)": lambda x: PLAIN.start(x, KEY),
+    "start(key)": lambda x: PLAIN.start([0], x),
+    "step": PLAIN.step,
+    "resume": PLAIN.resume,
+    "rounds": lambda x: list(PLAIN.rounds(x)),
+    "NoDraft(rule)": NoDraft,
+    "SampledPath(draft)": lambda x: SampledPath(x, 2),
+    "SampledPath(depth)": lambda x: SampledPath(DRAFT, x).describe(),
+    "SampledPath(rule)": lambda x: SampledPath(DRAFT, 2, x),
+    "FixedTree(draft)": lambda x: FixedTree(x, (2,)),
+    "FixedTree(widths)": lambda x: FixedTree(DRAFT, x).describe(),
+    "FixedTree(node_budget)": lambda x: FixedTree(DRAFT, (2,), x).describe(),
+    "FixedTree(rule)": lambda x: FixedTree(DRAFT, (2,), rule=x),
+    "AdaptiveTree(draft)": AdaptiveTree,
+    "AdaptiveTree(policy)": lambda x: AdaptiveTree(DRAFT, x).describe(),
+    "AdaptiveTree(rule)": lambda x: AdaptiveTree(DRAFT, rule=x),
+    **{
+        f"Policy({field.name})": lambda x, name=field.name: AdaptiveTreePolicy(**{name: x})
+        for field in dataclasses.fields(AdaptiveTreePolicy)
+    },
+    "width": POLICY.width,
+    "next_depth(depth)": lambda x: POLICY.next_depth(x, 0, 1),
+    "next_depth(accepted)": lambda x: POLICY.next_depth(1, x, 1),
+    "next_depth(proposed)": lambda x: POLICY.next_depth(1, 0, x),
+    "propose(depth)": lambda x: SampledPath(DRAFT, 1).propose((0,), x, jnp.zeros((2, 2))),
+    "top_k(row)": lambda x: top_k(x, 1),
+    "top_k(k)": lambda x: top_k([0.5, 0.5], x),
+    "normalised_entropy": normalised_entropy,
+    "build_top_k(draft)": lambda x: build_top_k(x, (0,), widths=()),
+    "build_top_k(widths)": lambda x: build_top_k(DRAFT, (0,), widths=x),
+    "build_top_k(max_nodes)": lambda x: build_top_k(DRAFT, (0,), widths=(), max_nodes=x),
+    "build_top_k(capacity)": lambda x: build_top_k(DRAFT, (0,), widths=(), capacity=x),
+    "build_adaptive(depth)": lambda x: build_adaptive(DRAFT, (0,), depth=x, width_of=lambda _: 0),
+    "TreeAttention(model)": lambda x: TreeAttention(x, slots=8),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_odd_argument_is_taken_or_a_value_error_of_one_line(door: str) -> None:
+    for value in ODD:
+        try:
+            DOORS[door](value)
+        except ValueError as error:
+            assert 0 < len(str(error)) < 700, (value, error)
+
+
+@pytest.mark.parametrize("value", [1.5, math.nan, True, 2**70, 0, "3", None, [3], np.float64(2)])
+def test_a_budget_that_is_none_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ValueError, match="new_tokens is "):
+        Decoder(TARGET, new_tokens=value)
+
+
+@pytest.mark.parametrize("stops", [2, "1", [1.0], [True], {1: 2}, [3], [-1], np.array(1), [[1]]])
+def test_stop_tokens_that_are_none_are_refused_by_name(stops: Any) -> None:
+    with pytest.raises(ValueError, match=r"stop.token"):
+        Decoder(TARGET, stop_tokens=stops)
+
+
+def test_stop_tokens_may_be_any_collection_of_tokens() -> None:
+    for stops in ({1}, [1, 1], (1,), np.array([1]), frozenset([np.int64(1)]), range(1, 2)):
+        decoder = Decoder(TARGET, new_tokens=9, stop_tokens=stops)  # type: ignore[arg-type]
+        assert decoder.describe()["stop_tokens"] == [1]
+        assert decoder.run((0,), KEY) == Decoder(
+            TARGET, new_tokens=9, stop_tokens=frozenset([1])
+        ).run((0,), KEY)
+
+
+def test_a_huge_tree_is_cut_to_its_vocabulary_and_budget_or_refused_with_the_limit() -> None:
+    assert FixedTree(DRAFT, (10**9, 10**9)).max_nodes == 1 + 3 + 9
+    assert FixedTree(DRAFT, (3,) * 22, node_budget=7).max_nodes == 7
+    assert AdaptiveTree(DRAFT, AdaptiveTreePolicy(max_width=10**9, max_nodes=9)).max_nodes == 9
+    with pytest.raises(ValueError, match=f"more than {MAX_NODES} nodes, .*: give a node_budget"):
+        FixedTree(DRAFT, (3,) * 22)
+    with pytest.raises(ValueError, match=f"depth is {10**9}: must be at most {MAX_NODES - 1}"):
+        SampledPath(DRAFT, 10**9)
+    with pytest.raises(ValueError, match=f"more than {MAX_NODES} nodes.*: give max_nodes"):
+        build_top_k(DRAFT, (0,), widths=(10**9,) * 22)
+    wide = FixedTree(DRAFT, (10**9, 10**9))
+    assert Decoder(TARGET, wide, 4).run((0,), KEY).new_tokens
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_that_gives_something_else_than_a_draft_is_named(name: str) -> None:
+    kind: Drafter = DRAFTERS[name](DRAFT)
+
+    class Wrong(type(kind)):  # type: ignore[misc]
+        def propose(self, *arguments: Any, **options: Any) -> Any:
+            return super().propose(*arguments, **options).proposal
+
+    wrong = object.__new__(Wrong)
+    wrong.__dict__.update(kind.__dict__)
+    with pytest.raises(ValueError, match=r"what the drafter proposed is of type .*: must be a"):
+        Decoder(TARGET, wrong, 4).run((0,), KEY)
+
+
+def test_a_drafter_that_takes_no_bounds_must_have_the_vocabulary_of_the_target() -> None:
+    class Older(SampledPath):
+        def propose(self, context: Any, depth: int, pairs: Any) -> Any:  # type: ignore[override]
+            return super().propose(context, depth, pairs)
+
+    narrow = Provider("narrow", 2, lambda _: [0.5, 0.5])
+    with pytest.raises(ValueError, match="draft 'narrow' has a vocabulary of 2, target 'target'"):
+        Decoder(TARGET, Older(narrow, 2))
+    assert Decoder(TARGET, SampledPath(narrow, 2), 4).run((0,), KEY).finished == "budget"

@@ -527,7 +527,7 @@ def test_an_interrupt_ends_the_run_without_a_traceback(monkeypatch, capsys):
         (["audit", "--jsn"], "unrecognized arguments: --jsn; did you mean '--json'?"),
         (["compare", "--modles=ngram"], "; did you mean '--models'?"),
         (["compare", "--models", "ngrm"], "; did you mean 'ngram'?"),
-        (["generate", "--promt", "x"], "required: --prompt; did you mean '--prompt'?"),
+        (["generate", "--promt", "x"], "is required; did you mean '--prompt'?"),
         (["bench", "--vocba", "5"], "; did you mean '--vocab'?"),
     ],
 )

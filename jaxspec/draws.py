@@ -24,6 +24,7 @@ from jaxspec.checks import (
     record,
 )
 from jaxspec.rows import is_uniform
+from jaxspec.transfers import moves_data
 
 THREEFRY = "threefry2x32"
 
@@ -135,6 +136,7 @@ def _counter_key(key: jax.Array) -> jax.Array:
     return counter
 
 
+@moves_data
 def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
     """Rebuild a round's draws from stored numbers, for replay.
 

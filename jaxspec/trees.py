@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxspec.checks import TreeError, assert_array, check_all, record
 from jaxspec.loops import fori_loop
+from jaxspec.transfers import moves_data
 
 GREATEST = 2**24
 """Most nodes, child slots or levels that a tree is given room for."""
@@ -63,6 +64,7 @@ class Tree:
         return self.level_sizes.sum(axis=-1, dtype=self.level_sizes.dtype)
 
 
+@moves_data
 def make_tree(
     tokens: Sequence[int] | np.ndarray,
     parents: Sequence[int] | np.ndarray,

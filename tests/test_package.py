@@ -16,7 +16,7 @@ import jaxspec as js
 SOURCE = Path(js.__file__).parent
 
 FLOORS = {
-    0: ["checks", "loops", "typed", "extras", "records", "terminal"],
+    0: ["checks", "loops", "transfers", "typed", "extras", "records", "terminal"],
     1: ["rows", "logits", "draws", "providers"],
     2: ["trees", "proposals", "language_model"],
     3: ["verify", "build"],

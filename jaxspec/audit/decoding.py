@@ -35,6 +35,7 @@ from jaxspec.proposals import Proposal
 from jaxspec.providers import Context, Provider
 from jaxspec.rows import BLOCK
 from jaxspec.score import Scores
+from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Rule, Verdict, Verifier
 
@@ -69,6 +70,7 @@ class DecodingLaw:
     __repr__ = brief
 
 
+@moves_data
 def decoding_law(
     decoder: Decoder, prompt: Context, *, batch: int = 256, progress: Progress | None = None
 ) -> DecodingLaw:
@@ -146,6 +148,7 @@ def _within(
     tell(f"{name}: {what}", tokens)
 
 
+@moves_data
 def target_law(
     target: Provider,
     prompt: Context,

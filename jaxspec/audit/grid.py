@@ -12,6 +12,7 @@ from jaxspec.audit.instances import SINGLE_PATH, TWO_LEVEL_TREE
 from jaxspec.audit.rounds import make_round
 from jaxspec.checks import assert_whole
 from jaxspec.draws import grid_chunks
+from jaxspec.transfers import moves_data
 from jaxspec.verify import RULES
 
 Progress = Callable[[int, int], None]
@@ -24,6 +25,7 @@ def show_progress(done: int, total: int) -> None:
         print(f"\r{done:,} of {total:,} grid cells", end=end, file=sys.stderr, flush=True)
 
 
+@moves_data
 def count_outcomes(
     outcome: Callable[[jax.Array], jax.Array],
     sizes: Sequence[int],
@@ -98,6 +100,7 @@ def _make_tally(
     return tally
 
 
+@moves_data
 def single_path_counts(num: int = 100) -> list[int]:
     """Count the contract's single path over num x num (draft, accept) draws, by token.
 
@@ -113,6 +116,7 @@ def single_path_counts(num: int = 100) -> list[int]:
     return count_outcomes(outcome, (num, num), 2, progress=None).tolist()
 
 
+@moves_data
 def two_level_tree_counts(num: int = 100) -> list[int]:
     """Count the contract's tree over num x num accept draws, by the two tokens: 00, 01, 10, 11.
 

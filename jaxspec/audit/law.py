@@ -28,6 +28,7 @@ from jaxspec.audit.brief import brief
 from jaxspec.audit.instances import Instance
 from jaxspec.audit.rounds import Capacity, Outcome, Round, make_round
 from jaxspec.checks import assert_whole
+from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -68,6 +69,7 @@ class Cells:
         return np.prod((self.high - self.low) / UNITS, axis=1)
 
 
+@moves_data
 def search(
     play: Callable[[Any, jax.Array], Any],
     world: Any,
@@ -149,6 +151,7 @@ def _check_order(num_axes: int, causal_order: tuple[int, ...]) -> None:
             )
 
 
+@moves_data
 def replay(
     play: Callable[[Any, jax.Array], Any], world: Any, draws: np.ndarray, *, batch: int = 256
 ) -> Any:
@@ -335,6 +338,7 @@ class Law:
         return fits and whole and clean and self.cells.misses == 0
 
 
+@moves_data
 def exact_law(
     rule: Rule,
     instance: Instance,

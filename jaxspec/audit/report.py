@@ -19,6 +19,7 @@ from jaxspec.audit.grid import single_path_counts, two_level_tree_counts
 from jaxspec.audit.instances import instances_for
 from jaxspec.audit.law import Law, Progress, exact_law
 from jaxspec.audit.rounds import Capacity
+from jaxspec.transfers import moves_data
 from jaxspec.verify import RULES, Rule
 
 KNOWN_COUNTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -84,6 +85,7 @@ class AuditReport:
         }
 
 
+@moves_data
 def audit_rules(progress: Progress | None = None) -> AuditReport:
     """Prove every rule of `jaxspec.RULES` on this machine's default device, by counting.
 

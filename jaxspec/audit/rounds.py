@@ -23,6 +23,7 @@ from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.proposals import PointMass, Proposal, propose
+from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, ancestor_mask, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
 
@@ -156,6 +157,7 @@ class Round:
         return dataclasses.replace(self, world=world, causal_order=self.lazy_order)
 
 
+@moves_data
 def make_round(
     rule: Rule,
     instance: Instance,

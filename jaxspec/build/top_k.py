@@ -28,8 +28,10 @@ from jaxspec.build.growth import (
 from jaxspec.build.likely import TINY, normalised_entropy, numbers
 from jaxspec.checks import RowError, assert_kind, assert_whole
 from jaxspec.providers import Context, Provider, Usage
+from jaxspec.transfers import moves_data
 
 
+@moves_data
 def build_top_k(
     draft: Provider,
     context: Sequence[int],
@@ -86,6 +88,7 @@ def build_top_k(
     return grow(draft.check_context(context), plan, ask)
 
 
+@moves_data
 def build_adaptive(
     draft: Provider,
     context: Sequence[int],
@@ -148,6 +151,7 @@ def build_adaptive(
     return grow(draft.check_context(context), plan, ask)
 
 
+@moves_data
 def build_from_depth_logits(
     depth_logits: npt.ArrayLike,
     widths: Sequence[int],

@@ -32,6 +32,7 @@ from jaxspec.draws import round_draws
 from jaxspec.proposals import Proposal, propose
 from jaxspec.providers import Provider
 from jaxspec.score import Scores, score_batched
+from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict
 
@@ -113,6 +114,7 @@ class Decoder:
             **self.drafter.describe(),
         }
 
+    @moves_data
     def start(self, prompt: Sequence[int], key: jax.Array) -> DecodeState:
         """Begin at a prompt of at least one token.
 
@@ -132,6 +134,7 @@ class Decoder:
             )
         return self._finish(start_state(tokens, key, int(self.drafter.first_depth)))
 
+    @moves_data
     def step(self, state: DecodeState) -> tuple[DecodeState, RoundRecord]:
         """Run one round.
 

@@ -19,6 +19,7 @@ from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
 from jaxspec.proposals import Proposal, assert_proposal, propose
 from jaxspec.records import StoredArray, shown
 from jaxspec.rows import draw_token
+from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, make_tree
 from jaxspec.typed import Place, Range
 from jaxspec.verify import RULES, Rule, Verdict
@@ -95,6 +96,7 @@ def _listed(value: Any) -> str:
     return f"{value[:64]} and {len(value) - 64} more" if is_long else f"{value}"
 
 
+@moves_data
 def replay_round(
     record: RoundRecord, draws: RoundDraws | None = None
 ) -> tuple[np.ndarray, Verdict]:
@@ -135,6 +137,7 @@ def replay_round(
     return drafted, jax.device_get(verify(used.verify, record.proposal, rows, record.bonus))
 
 
+@moves_data
 def differences(rounds: Sequence[RoundRecord]) -> list[Difference]:
     """Replay rounds and list every difference from their records, none if all is as it was."""
     found = []
@@ -176,6 +179,7 @@ def save_rounds(path: str | Path, rounds: Sequence[RoundRecord]) -> None:
     records.save(path, ROUNDS, [_to_plain(record) for record in rounds])
 
 
+@moves_data
 def load_rounds(path: str | Path) -> list[RoundRecord]:
     """Read rounds back, such that each can be replayed.
 

@@ -25,6 +25,7 @@ from jaxspec.language_model import (
 from jaxspec.providers import Answer, Context, Provider, Query, Softmax
 from jaxspec.score.adapters import Scores, node_contexts, score_batched
 from jaxspec.score.tree_attention import block_mask, chain_mask
+from jaxspec.transfers import moves_data
 from jaxspec.trees import ROOT, Tree, ancestor_mask, node_depths
 
 
@@ -58,6 +59,7 @@ class TreeAttention:
     ((4, 5), Usage(queries=2, calls=1))
     """
 
+    @moves_data
     def __init__(
         self,
         model: LanguageModel,
@@ -121,6 +123,7 @@ class TreeAttention:
         """
         return self.slots - length + 1
 
+    @moves_data
     def logits_after(self, context: Context) -> np.ndarray:
         """Return the logits float32 [V] after a context.
 
@@ -133,6 +136,7 @@ class TreeAttention:
         start = self._feed(context)
         return self._run_chunk(context, start)[len(context) - 1 - start]
 
+    @moves_data
     def __call__(
         self, target: Provider, tree: Tree, context: Sequence[int], *, bonus: bool = False
     ) -> Scores:

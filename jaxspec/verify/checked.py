@@ -9,6 +9,7 @@ from jax.experimental import checkify
 from jaxspec.checks import functionalise, raise_if
 from jaxspec.draws import Draws, check_draws
 from jaxspec.proposals import Proposal, Rows, check_proposal
+from jaxspec.transfers import moves_data
 from jaxspec.verify.arguments import assert_arguments
 from jaxspec.verify.verdict import Verdict
 
@@ -76,6 +77,7 @@ def strict(verify: Verifier) -> Verifier:
     """
     twin = jax.jit(checked(verify))
 
+    @moves_data
     def verify_or_raise(
         draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool | None = None
     ) -> Verdict:

@@ -54,6 +54,7 @@ from jaxspec.language_model import (
 )
 from jaxspec.logits import Logits
 from jaxspec.proposals import Proposal, propose
+from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree, ancestor_mask
 from jaxspec.verify import Verdict
 
@@ -124,6 +125,7 @@ class FusedDecoder:
         block = max(self.drafter.capacity.max_nodes, self.drafter.spare_slots, self.prefill_width)
         return -(-(self.max_length + block) // _LANES) * _LANES
 
+    @moves_data
     def start(
         self,
         prompts: Sequence[Sequence[int] | np.ndarray],
@@ -193,6 +195,7 @@ class FusedDecoder:
             draft_cache=() if draft is None else draft.empty_cache(),
         )
 
+    @moves_data
     def advance(self, state: FusedState, max_rounds: int | None = None) -> FusedState:
         """Run until all rows are finished, or so many rounds.
 
@@ -219,6 +222,7 @@ class FusedDecoder:
         """Decode a batch to the end; arguments as for `start`."""
         return texts_of(self.advance(self.start(prompts, keys, **options)))
 
+    @moves_data
     def lower(self, batch: int) -> Any:
         """Lower the compiled loop for a batch of so many rows, to look at."""
         assert_whole("batch", batch, 1)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxspec.checks import assert_kind, record
 from jaxspec.decode.commit import Ending
 from jaxspec.language_model import Cache
+from jaxspec.transfers import moves_data
 
 
 class Source(enum.IntEnum):
@@ -123,6 +124,7 @@ def assert_alive(state: FusedState) -> None:
         raise ValueError("this state was given to advance: use the one that it returned")
 
 
+@moves_data
 def texts_of(state: FusedState) -> tuple[FusedText, ...]:
     """Read a state on the host, one text for each row.
 

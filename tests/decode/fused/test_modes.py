@@ -1,4 +1,4 @@
-"""With 64-bit mode on, both loops decode the tokens that they decode without."""
+"""JAX's modes: both loops decode the tokens that they decode without."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 from small import FUSED, LENGTH, PROMPTS, TARGET, decoder, host_drafters, keys, provider
 
 import jaxspec as js
+from jaxspec import audit, decode
 from jaxspec.decode import Decoder, fused
 from jaxspec.score import TreeAttention
 
@@ -56,3 +57,38 @@ def test_tree_attention_gives_the_same_rows() -> None:
     narrow = rows()
     with jax.enable_x64(True):
         np.testing.assert_array_equal(rows(), narrow)
+
+
+def without_transfers() -> Any:
+    return jax.transfer_guard("disallow")
+
+
+def with_checks_of_nans() -> Any:
+    return jax.debug_nans(True)
+
+
+@pytest.mark.parametrize("mode", [without_transfers, with_checks_of_nans])
+def test_what_runs_on_the_host_runs_where_step_functions_are_watched(mode: Any) -> None:
+    """The transfers of the host's loops and of the audit are meant; their programs make no NaN."""
+    key, prompts, options = keys(1), PROMPTS[:1], OPTIONS
+    drafter = host_drafters(0.25)["path by token"]
+    host = Decoder(provider(0.0, 0.25), drafter, 6)
+    rule = js.RULES["token"]
+    case = audit.instances_for(rule)[0]
+
+    def run() -> Any:
+        (text,) = decoder("path by token").run(prompts, key, **options)
+        state = host.start((1, 2), host_key)
+        state, record = host.step(state)
+        return (
+            text,
+            host.resume(state),
+            decode.differences([record]),
+            audit.exact_law(rule, case).tv,
+        )
+
+    host_key = jax.random.key(0)
+    wanted = run()
+    with mode():
+        found = run()
+    assert found == wanted

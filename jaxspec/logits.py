@@ -73,9 +73,10 @@ class Logits:
         """No bound: any sum of exponentials is normalised."""
         return float("inf")
 
-    def taken_on_trust(self) -> Normaliser | None:
-        """Return None: a row must be read before one entry is known."""
-        return None
+    @property
+    def may_trust(self) -> bool:
+        """False: a row must be read before one entry is known."""
+        return False
 
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
         """Read the row once: its peak, its mass at this temperature, its greedy token."""
@@ -193,6 +194,10 @@ class Logits:
         # The peak may have lost a NaN: not every library that XLA calls keeps it. The mass has not.
         greedy += 0.0 * norm.mass
         return jnp.where(self._is_greedy(), greedy, sampled)
+
+    def summand(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
+        """Return the probabilities."""
+        return self.probability(raw, tokens, norm)
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check the temperature and that used logits are finite or -inf, one at least finite."""

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxspec.checks import MASS_TOLERANCE, assert_array, check_all, record
 from jaxspec.logits import Logits
 from jaxspec.loops import scan, varying_alike
-from jaxspec.rows import Probabilities, draw_token, positive, weights_of
+from jaxspec.rows import Probabilities, draw_token, weights_of
 from jaxspec.trees import ROOT, Tree, assert_tree, chain, check_tree
 
 Rows: TypeAlias = jax.Array | Probabilities | Logits
@@ -172,7 +172,7 @@ class PointMass:
     def row(self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return `weight p`, 0 where removed."""
         del q
-        return jnp.where(is_removed, 0.0, positive(left.weight * p))
+        return jnp.where(is_removed, 0.0, jnp.maximum(left.weight * p, 0.0))
 
     def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return 0: off the candidate a point mass has no share, and its own is in closed form."""
@@ -231,7 +231,7 @@ class WithReplacement:
         del is_removed
         # A whole row must not depend on a draft row that may not even be there (a leaf's).
         q = jnp.where(left.is_whole, 0.0, q)
-        return positive((left.weight * p - left.first * q) - left.more * q)
+        return jnp.maximum((left.weight * p - left.first * q) - left.more * q, 0.0)
 
     def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return scale q."""
@@ -289,7 +289,8 @@ class WithoutReplacement:
     def row(self, left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return relu((weight p - first q) - more q - flat), 0 where removed."""
         q = jnp.where(left.is_whole, 0.0, q)  # as in WithReplacement.row
-        kept = positive((left.weight * p - left.first * q) - left.more * q - left.flat)
+        kept = (left.weight * p - left.first * q) - left.more * q - left.flat
+        kept = jnp.maximum(kept, 0.0)
         return jnp.where(is_removed, 0.0, kept)
 
     def scaled_share(self, left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:

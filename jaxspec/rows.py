@@ -53,8 +53,9 @@ class RowSource(Protocol):
     def mass_tolerance(self) -> float:
         """How far from 1 the mass of a sound row may lie."""
 
-    def taken_on_trust(self) -> Normaliser | None:
-        """Return the normaliser of a row whose mass is taken for 1; None if every row must be read."""
+    @property
+    def may_trust(self) -> bool:
+        """Whether the mass of a row may be taken for 1 until it matters; its normaliser is its mass."""
 
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
         """Read row `row` once."""
@@ -64,6 +65,9 @@ class RowSource(Protocol):
 
     def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
         """Turn stored entries of a visited row into float32 probabilities."""
+
+    def summand(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
+        """Do as `probability` does, for sums over whole rows: denormal entries may stay."""
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check under a trace the values of the rows that are used, bool [num_rows]."""
@@ -90,12 +94,13 @@ class Probabilities:
         """How far from 1 the mass of a sound row may lie, by dtype."""
         return MASS_TOLERANCE[self.values.dtype.name]
 
-    def taken_on_trust(self) -> Normaliser | None:
-        """Return a mass of 1 where rows are single precision; half precision is too far from it."""
-        return jnp.float32(1) if self.values.dtype.itemsize >= 4 else None
+    @property
+    def may_trust(self) -> bool:
+        """Whether rows are of single precision; in half precision masses are too far from 1."""
+        return self.values.dtype.itemsize >= 4
 
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
-        """Read the row once for its mass."""
+        """Read the row once, for its mass."""
 
         def piece(start: Any, size: int) -> tuple[jax.Array]:
             return (weights_of(slice_of(self, row, start, size)),)
@@ -109,8 +114,12 @@ class Probabilities:
     def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
         """Return the entries over the mass of their row; not finite where an entry is below 0."""
         del tokens
-        counts_as_one = (jnp.abs(norm - 1) <= TRUST) | (norm == 0)
-        return weights_of(raw) * (1 / jnp.where(counts_as_one, 1.0, norm))
+        return weights_of(raw) * _inverse(norm)
+
+    def summand(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
+        """Return the entries over the mass of their row; denormal and negative ones stay."""
+        del tokens
+        return raw.astype(jnp.float32) * _inverse(norm)
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check that used rows are finite, non-negative and of unit mass."""
@@ -125,6 +134,11 @@ class Probabilities:
             name + " row {i0}: mass is {mass}, not 1 within " + str(self.mass_tolerance),
             mass=mass,
         )
+
+
+def _inverse(mass: jax.Array) -> jax.Array:
+    counts_as_one = (jnp.abs(mass - 1) <= TRUST) | (mass == 0)
+    return 1 / jnp.where(counts_as_one, 1.0, mass)
 
 
 def weights_of(entries: jax.Array) -> jax.Array:
@@ -351,11 +365,6 @@ def draw_token(pair: jax.Array, row: jax.Array) -> jax.Array:
     total = jnp.sum(sums)
     fine = jnp.isfinite(total) & (total > 0) & jnp.all(is_uniform(used_pair(pair, vocab)))
     return jnp.where(fine, draw_from_blocks(pair, sums, piece, vocab), -1)
-
-
-def positive(x: jax.Array) -> jax.Array:
-    """Return max(x, 0) where x is finite and NaN elsewhere, so that no bad entry is laundered."""
-    return jnp.maximum(x, 0.0) + 0.0 * x
 
 
 def overlap(first: jax.Array, second: jax.Array) -> jax.Array:

@@ -142,7 +142,9 @@ def bottom_up(
         after = proposal.reject(above.left, weight, above.rank)
         lost = jnp.zeros((), bool)
         if proposal.is_measured:
-            sums = when(is_rejected, lambda: nodes.measure(above.site, above.left, after))
+            sums = when(
+                is_rejected, lambda: nodes.measure(above.site, above.left, after, may_trust=False)
+            )
             after = replace(after, scale=sums.missed, mass=sums.mass, pool=sums.pool)
             lost = is_rejected & ~(jnp.isfinite(sums.mass) & jnp.isfinite(sums.missed))
         above = replace(above, left=after, rank=above.rank + 1)
@@ -169,6 +171,7 @@ def bottom_up(
         walk.status,
         bonus=bonus,
         may_draw=~walk.is_failed & ~walk.is_lost & ~walk.is_doubtful,
+        trusts_draft=False,
     )
     return verdict, walk.is_doubtful | is_doubtful
 

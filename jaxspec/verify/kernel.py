@@ -9,6 +9,7 @@ State at a node: a prefix weight `a` in (0, 1] and a row `r`, both held as the s
 Top-down walks keep a = 1; bottom-up walks carry it. Two files walk; this one holds what they share.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,10 +19,11 @@ import jax.numpy as jnp
 from jaxspec.checks import record
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
-from jaxspec.loops import when, while_loop
+from jaxspec.loops import varying_alike, when, while_loop
 from jaxspec.proposals import Proposal, Remainder, as_source, whole_row
 from jaxspec.rows import (
     BLOCK,
+    LEAST,
     TRUST,
     Normaliser,
     Probabilities,
@@ -30,8 +32,10 @@ from jaxspec.rows import (
     draw_from_blocks,
     entries,
     is_uniform,
+    slice_of,
     stretch,
     used_pair,
+    weights_of,
 )
 from jaxspec.verify.verdict import Status, Verdict
 
@@ -94,13 +98,30 @@ class Test:
 
 
 @record
+class Piece:
+    """Consecutive entries of a node's rows.
+
+    Attributes:
+      p: float32 [size], of the target row, normalised.
+      q: float32 [size], of the draft row, normalised; zeros without one.
+      p_raw: float [size], as stored.
+      q_raw: float [size], as stored; None without a draft row.
+    """
+
+    p: jax.Array  # [size]
+    q: jax.Array  # [size]
+    p_raw: jax.Array  # [size]
+    q_raw: jax.Array | None  # [size]
+
+
+@record
 class Sums:
     """What one pass over a node's rows tells after a rejection.
 
     Attributes:
       mass: float32 [], of the remaining row.
       missed: float32 [], `scale D`: the draft's share beyond the row before the rejection.
-      pool: float32 [], draft mass not drawn yet.
+      pool: float32 [], draft mass not drawn yet; 1 where no sibling can follow.
       is_doubtful: bool [], the mass of a row that was taken on trust is not 1.
     """
 
@@ -138,6 +159,7 @@ class Node:
         self.spans = spans
         self.vocab = target.values.shape[1]
         self.draft = draft_of(proposal)
+        self._target_masses, self._draft_masses = self._masses()
         tokens = self.tree.tokens
         self._target_at = entries(target, self.tree.parents, tokens)
         self._draft_at = (
@@ -181,12 +203,12 @@ class Node:
         """Arrive at a node: read from its rows what normalising them needs, if they are needed."""
         needs_draft = is_entered & self.has_children(node)
         needs_target = needs_draft | (is_entered & self.may_emit(node, bonus))
-        target, target_status = self._visit(self.target, node, needs_target)
+        target, target_status = self._visit(self.target, self._target_masses, node, needs_target)
         is_outside = needs_target & (node >= self.room.target)
         draft: Normaliser = ()
         draft_status = jnp.int32(0)
         if self.draft is not None:
-            draft, draft_status = self._visit(self.draft, node, needs_draft)
+            draft, draft_status = self._visit(self.draft, self._draft_masses, node, needs_draft)
             is_outside |= needs_draft & (node >= self.room.draft)
         return Site(
             node=node,
@@ -197,13 +219,44 @@ class Node:
             is_cut=draft_status != 0,
         )
 
+    def _masses(self) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return the masses of every node's rows, 1 where rows are on trust; None for logits.
+
+        An exact walk over rows that were trusted first is rare, so these are summed in one place,
+        not at each visit.
+        """
+        sources = [s for s in (self.target, self.draft) if s is not None and trusts(s)]
+        if not sources:
+            return None, None
+
+        def of_row(row: jax.Array) -> tuple[jax.Array, ...]:
+            def piece(start: Any, size: int) -> tuple[jax.Array, ...]:
+                return tuple(weights_of(slice_of(s, row, start, size)) for s in sources)
+
+            return tuple(map(jnp.sum, block_sums(piece, self.vocab, spans=self.spans)))
+
+        rows = jnp.arange(self.tree.max_nodes, dtype=jnp.int32)
+        on_trust = varying_alike((jnp.ones(rows.shape, jnp.float32), self.draws.final))[0]
+        masses = when(
+            self.is_exact, lambda: jax.lax.map(of_row, rows), tuple(on_trust for _ in sources)
+        )
+        of = dict(zip(map(id, sources), masses, strict=True))
+        return of.get(id(self.target)), of.get(id(self.draft))
+
     def _visit(
-        self, source: Probabilities | Logits, node: jax.Array, is_needed: jax.Array
+        self,
+        source: Probabilities | Logits,
+        masses: jax.Array | None,
+        node: jax.Array,
+        is_needed: jax.Array,
     ) -> tuple[Normaliser, jax.Array]:
         """Return a row's normaliser and what is wrong with the row, if it was read."""
-        on_trust = source.taken_on_trust()
-        is_read = is_needed if on_trust is None else is_needed & self.is_exact
-        norm = when(is_read, lambda: source.visit(node, spans=self.spans), on_trust)
+        if masses is None:
+            is_read = is_needed
+            norm = when(is_read, lambda: source.visit(node, spans=self.spans))
+        else:
+            is_read = is_needed & self.is_exact
+            norm = masses[node]
         mass = source.mass(norm)
         is_finite = jnp.isfinite(mass)
         has_mass = mass != 0
@@ -250,10 +303,8 @@ class Node:
         """Return by how much of their size the sides of a test may be off for rows on trust."""
         return 3 * sum(s.mass_tolerance for s in (self.target, self.draft) if s and trusts(s))
 
-    def is_off(self, source: Probabilities | Logits | None, mass: jax.Array) -> jax.Array:
+    def is_off(self, mass: jax.Array) -> jax.Array:
         """Tell whether a measured mass shows that a row should not have been taken on trust."""
-        if source is None or not trusts(source):
-            return jnp.zeros((), bool)
         return ~self.is_exact & ~(jnp.abs(mass - 1) <= TRUST)
 
     def _is_removed(self, node: jax.Array, left: Remainder, tokens: jax.Array) -> jax.Array:
@@ -271,32 +322,62 @@ class Node:
         p = stretch(self.target, site.node, site.target, start, size)
         if self.draft is None:
             return p, jnp.zeros_like(p)
-        # A leaf's draft row may be missing; whatever stands there is not used (Proposal.row).
-        row = site.node
-        if self.draft.first is None:
-            row = jnp.minimum(row, self.draft.values.shape[0] - 1)
-        return p, stretch(self.draft, row, site.draft, start, size)
+        return p, stretch(self.draft, self._draft_row(site), site.draft, start, size)
+
+    def _draft_row(self, site: Site) -> jax.Array:
+        """Return the draft row of a node; a leaf's may be missing, and then is not used."""
+        if self.draft is None or self.draft.first is not None:
+            return site.node
+        return jnp.minimum(site.node, self.draft.values.shape[0] - 1)
+
+    def _piece(self, site: Site, start: Any, size: int) -> Piece:
+        """Return a piece of a node's rows to be summed."""
+        tokens = start + jnp.arange(size, dtype=jnp.int32)
+        p_raw = slice_of(self.target, site.node, start, size)
+        p = self.target.summand(p_raw, tokens, site.target)
+        if self.draft is None:
+            return Piece(p=p, q=jnp.zeros_like(p), p_raw=p_raw, q_raw=None)
+        q_raw = slice_of(self.draft, self._draft_row(site), start, size)
+        q = self.draft.summand(q_raw, tokens, site.draft)
+        return Piece(p=p, q=q, p_raw=p_raw, q_raw=q_raw)
+
+    def _masses_of(self, piece: Piece, *, looks_at_draft: bool) -> tuple[jax.Array, ...]:
+        """Return what is summed to see whether rows could be taken on trust."""
+        masses = [piece.p_raw] if trusts(self.target) else []
+        if looks_at_draft and trusts(self.draft) and piece.q_raw is not None:
+            masses.append(piece.q_raw)
+        return tuple(x.astype(jnp.float32) for x in masses)
+
+    def _guarded(self, weights: jax.Array, piece: Piece) -> jax.Array:
+        """Return the weights, infinite where a row on trust has a negative entry."""
+        given = ((self.target, piece.p_raw), (self.draft, piece.q_raw))
+        raws = [raw for source, raw in given if raw is not None and trusts(source)]
+        if not raws:
+            return weights
+        least = functools.reduce(jnp.minimum, raws)
+        is_bad = ~self.is_exact & (least.astype(jnp.float32) <= -LEAST)
+        return jnp.where(is_bad, jnp.inf, weights)
 
     def _sums(
         self,
         site: Site,
         removed: jax.Array,
-        quantity: Callable[[jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, ...]],
+        quantity: Callable[[Piece, jax.Array | None], tuple[jax.Array, ...]],
     ) -> tuple[jax.Array, ...]:
         """Sum quantities over the blocks of a node's rows.
 
-        `quantity(p, q, tokens)` is told the tokens only where one of the `removed` tokens may be
+        `quantity(piece, tokens)` is told the tokens only where one of the `removed` tokens may be
         among them. Everywhere else the pass over the row need not compare.
         """
 
         def piece(start: Any, size: int) -> tuple[jax.Array, ...]:
-            return quantity(*self._rows_at(site, start, size), None)
+            return quantity(self._piece(site, start, size), None)
 
         def exact(block: jax.Array) -> tuple[jax.Array, ...]:
             start, size = block_span(block, self.vocab)
             tokens = start + jnp.arange(size, dtype=jnp.int32)
             inside = tokens >= block * BLOCK
-            quantities = quantity(*self._rows_at(site, start, size), tokens)
+            quantities = quantity(self._piece(site, start, size), tokens)
             return tuple(jnp.sum(jnp.where(inside, x, 0.0)) for x in quantities)
 
         if self.vocab <= BLOCK:
@@ -306,31 +387,43 @@ class Node:
         mended = jax.vmap(exact)(blocks)
         return tuple(x.at[blocks].set(y) for x, y in zip(sums, mended, strict=True))
 
-    def measure(self, site: Site, before: Remainder, after: Remainder) -> Sums:
-        """Sum in one pass what a rejection left."""
-        gone = self._removed_tokens(site.node, after)
+    def measure(self, site: Site, before: Remainder, after: Remainder, *, may_trust: bool) -> Sums:
+        """Sum in one pass what a rejection left.
 
-        def quantity(p: jax.Array, q: jax.Array, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
+        Args:
+          site: where.
+          before: the row before it.
+          after: the row after it.
+          may_trust: whether rows may be on trust here, so that their masses are to be looked at.
+        """
+        gone = self._removed_tokens(site.node, after)
+        has_siblings = self.tree.max_children > 1
+
+        def quantity(piece: Piece, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
             if tokens is None:
                 was = is_now = jnp.zeros((), bool)
             else:
                 was = self._is_removed(site.node, before, tokens)
                 is_now = self._is_removed(site.node, after, tokens)
+            p, q = piece.p, piece.q
             draft_weight = self.proposal.scaled_share(before, q, was)
-            return (
-                self.proposal.row(after, p, q, is_now),
-                jnp.maximum(draft_weight - self.proposal.row(before, p, q, was), 0.0),
-                jnp.where(is_now, 0.0, q),
-                p,
-                q,
-            )
+            mass = self.proposal.row(after, p, q, is_now)
+            missed = jnp.maximum(draft_weight - self.proposal.row(before, p, q, was), 0.0)
+            pool = (jnp.where(is_now, 0.0, q),) if has_siblings else ()
+            if not may_trust:
+                return mass, missed, *pool
+            masses = self._masses_of(piece, looks_at_draft=True)
+            return self._guarded(mass, piece), missed, *pool, *masses
 
-        mass, missed, pool, target, draft = map(jnp.sum, self._sums(site, gone, quantity))
-        is_doubtful = self.is_off(self.target, target) | self.is_off(self.draft, draft)
+        mass, missed, *others = map(jnp.sum, self._sums(site, gone, quantity))
+        pool = others.pop(0) if has_siblings else jnp.float32(1)
+        is_doubtful = ~self.is_exact & ~jnp.isfinite(mass) if may_trust else jnp.zeros((), bool)
+        for other in others:
+            is_doubtful |= self.is_off(other)
         return Sums(mass=mass, missed=missed, pool=pool, is_doubtful=is_doubtful)
 
     def final_draw(
-        self, site: Site, left: Remainder, is_wanted: jax.Array
+        self, site: Site, left: Remainder, is_wanted: jax.Array, *, trusts_draft: bool
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Draw the final token from what is left of a node's row.
 
@@ -342,19 +435,14 @@ class Node:
         left = choose(left.is_whole, whole, left)
 
         def sums_of(left: Remainder) -> tuple[jax.Array, ...]:
-            def quantity(
-                p: jax.Array, q: jax.Array, tokens: jax.Array | None
-            ) -> tuple[jax.Array, ...]:
+            def quantity(piece: Piece, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
                 if tokens is None:
                     is_removed = jnp.zeros((), bool)
                 else:
                     is_removed = self._is_removed(site.node, left, tokens)
+                row = self._guarded(self.proposal.row(left, piece.p, piece.q, is_removed), piece)
                 # The masses come along where a row was taken on trust.
-                row = self.proposal.row(left, p, q, is_removed)
-                return (
-                    row,
-                    *(x for x, source in ((p, self.target), (q, self.draft)) if trusts(source)),
-                )
+                return row, *self._masses_of(piece, looks_at_draft=trusts_draft)
 
             sums, *masses = self._sums(site, self._removed_tokens(site.node, left), quantity)
             return sums, *map(jnp.sum, masses)
@@ -366,13 +454,15 @@ class Node:
             return is_empty, choose(is_empty, whole, left), sums
 
         no_sums = jnp.zeros(-(-self.vocab // BLOCK), jnp.float32)
-        no_masses = [jnp.float32(0) for source in (self.target, self.draft) if trusts(source)]
+        looked_at = (self.target, self.draft if trusts_draft else None)
+        no_masses = [jnp.float32(0) for source in looked_at if trusts(source)]
         start = (is_wanted, left, (no_sums, *no_masses))
         _, drawn_from, (sums, *masses) = while_loop(lambda state: state[0], attempt, start)
-        is_doubtful = jnp.zeros((), bool)
-        for source, is_read in ((self.target, is_wanted), (self.draft, is_wanted & ~left.is_whole)):
-            if trusts(source):
-                is_doubtful |= is_read & self.is_off(source, masses.pop(0))
+        is_doubtful = is_wanted & ~self.is_exact & ~jnp.isfinite(jnp.sum(sums))
+        if trusts(self.target):
+            is_doubtful |= is_wanted & self.is_off(masses.pop(0))
+        if masses:
+            is_doubtful |= is_wanted & ~left.is_whole & self.is_off(masses.pop(0))
 
         def piece(start: Any, size: int) -> jax.Array:
             p, q = self._rows_at(site, start, size)
@@ -403,15 +493,28 @@ class Node:
         *,
         bonus: jax.Array,
         may_draw: jax.Array,
+        trusts_draft: bool,
     ) -> tuple[Verdict, jax.Array]:
         """Draw the final token where there is one and write the verdict.
+
+        Args:
+          site: the node that the walk stopped at.
+          left: what is left of its row.
+          path: int32 [D + 1], the nodes of the accepted path, from the root on.
+          depth: int32 [], how many of them were accepted.
+          status: int32 [], bits of `Status` so far.
+          bonus: bool [], whether a leaf's row is drawn from.
+          may_draw: bool [], whether a token may be drawn.
+          trusts_draft: whether what is left may come of a draft row that was taken on trust.
 
         Returns:
           (the verdict, whether the draw read a row that should not have been taken on trust).
         """
         is_wanted = may_draw & self.may_emit(site.node, bonus)
         status |= jnp.where(is_wanted, site.status, 0)
-        token, final_status, is_doubtful = self.final_draw(site, left, is_wanted & ~site.is_lost)
+        token, final_status, is_doubtful = self.final_draw(
+            site, left, is_wanted & ~site.is_lost, trusts_draft=trusts_draft
+        )
         slots = jnp.arange(path.shape[0], dtype=jnp.int32)
         is_accepted = (slots > 0) & (slots <= depth)
         accepted = jnp.where(is_accepted, self.tree.tokens[path], -1)
@@ -438,7 +541,7 @@ def draft_of(proposal: Proposal) -> Probabilities | Logits | None:
 
 def trusts(source: Probabilities | Logits | None) -> bool:
     """Tell whether rows of a source may be taken on trust at first."""
-    return source is not None and source.taken_on_trust() is not None
+    return source is not None and source.may_trust
 
 
 def accepts(u: jax.Array, test: Test, left: Remainder) -> jax.Array:

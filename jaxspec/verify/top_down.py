@@ -81,7 +81,9 @@ def top_down(
         after = proposal.reject(walk.left, test.weight, walk.rank)
         if proposal.is_measured and tree.max_children > 1:
             is_tested_again = is_rejected & (nodes.child(walk.site.node, walk.rank + 1) >= 0)
-            sums = when(is_tested_again, lambda: nodes.measure(walk.site, walk.left, after))
+            sums = when(
+                is_tested_again, lambda: nodes.measure(walk.site, walk.left, after, may_trust=True)
+            )
             after = replace(after, scale=sums.mass, mass=sums.mass, pool=sums.pool)
             lost = is_tested_again & ~jnp.isfinite(sums.mass)
             status |= flag(lost, Status.NON_FINITE_ROW)
@@ -113,6 +115,7 @@ def top_down(
         walk.status | flag(is_torn, Status.BAD_TREE),
         bonus=bonus,
         may_draw=~walk.is_halted & ~is_torn & ~walk.is_doubtful,
+        trusts_draft=True,
     )
     return verdict, walk.is_doubtful | is_doubtful
 

@@ -166,6 +166,21 @@ def test_a_wide_vocabulary_is_verified_in_64_bit_mode_and_in_a_sharded_batch() -
     assert_same({"64-bit": found}, {"64-bit": wanted})
 
 
+def test_a_batch_over_a_mesh_of_explicit_axes_is_verified_with_its_axes_made_automatic() -> None:
+    def run(key: jax.Array, logits: jax.Array) -> js.Verdict:
+        return verdict_of(js.RULES["token"], key, logits, is_filtered=False)
+
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    over = PartitionSpec("data")
+    keys, logits = jax.random.split(jax.random.key(1), 2), jnp.stack([jnp.asarray(LOGITS)] * 2)
+    wanted = jax.jit(jax.vmap(run))(keys, logits)
+    with jax.set_mesh(mesh):
+        sharding = jax.sharding.NamedSharding(mesh, over)
+        inputs = jax.device_put(keys, sharding), jax.device_put(logits, sharding)
+        found = jax.jit(jax.sharding.auto_axes(jax.vmap(run), out_sharding=over))(*inputs)
+    assert_same({"explicit": jax.device_get(found)}, {"explicit": wanted})
+
+
 def test_every_public_function_is_run_in_the_modes_or_belongs_to_the_host() -> None:
     on_the_host = {
         "draws_from_record",

@@ -55,7 +55,7 @@ class RowSource(Protocol):
 
     @property
     def may_trust(self) -> bool:
-        """Whether the mass of a row may be taken for 1 until it matters: the normaliser is the mass."""
+        """Whether a row's mass may be taken for 1 until it matters: the normaliser is the mass."""
 
     def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
         """Read row `row` once."""

@@ -91,9 +91,12 @@ def assert_array(name: str, value: Any, axes: Mapping[str, int | None], dtype: A
       dtype: the dtype, or an abstract one such as `jnp.floating`.
 
     Raises:
+      ValueError: it is no array.
       AssertionError: naming the argument, its shape or dtype, and what is wanted.
     """
     wanted = "[" + ", ".join(axes) + "]"
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise ValueError(f"{name} is {described(value)}: must be an array {wanted}")
     shape = list(jnp.shape(value))
     if len(shape) == len(axes) + 1:
         raise AssertionError(

@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias, cast
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxspec.checks import MASS_TOLERANCE, assert_array, check_all, record
+from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_kind, check_all, record
 from jaxspec.logits import Logits
 from jaxspec.loops import scan, varying_alike
 from jaxspec.rows import Probabilities, draw_token, weights_of
@@ -390,7 +391,15 @@ def assert_proposal(proposal: Proposal, target_rows: Rows) -> None:
     nodes = proposal.tree.max_nodes
     _assert_rows("target", as_source(target_rows), (nodes,))
     if proposal.draft_rows is None:
+        if proposal.is_measured:
+            raise ValueError(
+                "proposal.draft_rows is None: sampled candidates need the rows they were drawn from; "
+                "candidates that nobody drew are a PointMass"
+            )
         return
+    form = "an array [N, V] of probabilities, a Probabilities or a Logits"
+    kinds = jax.Array | np.ndarray | Probabilities | Logits
+    assert_kind("proposal.draft_rows", proposal.draft_rows, kinds, form)
     _assert_rows("draft", as_source(proposal.draft_rows), (nodes - 1, nodes))
     drafted, wanted = _vocab(proposal.draft_rows), _vocab(target_rows)
     if drafted != wanted:

@@ -13,13 +13,19 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, record
+from jaxspec.checks import (
+    MASS_TOLERANCE,
+    assert_array,
+    assert_whole,
+    check_all,
+    described,
+    record,
+)
 from jaxspec.loops import fori_loop, zeros_like_result
 
 BLOCK = 512
@@ -32,7 +38,8 @@ LEAST = 1.1754944e-38
 """The least normal float32. Smaller weights count as 0, smaller temperatures are 0."""
 
 TRUST = 2.0**-21
-"""A mass this close to 1 counts as 1: the law of the row is then off by less than 5e-7."""
+"""A measured mass this close to 1 counts as 1 in a final draw, whose law is then off by less than
+5e-7. Candidates are tested with exact masses, for what a test is off by adds up along a path."""
 
 Normaliser: TypeAlias = Any
 """What a source must know of a whole row before it can give one entry: a few scalars."""
@@ -67,7 +74,7 @@ class RowSource(Protocol):
         """Turn stored entries of a visited row into float32 probabilities."""
 
     def summand(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
-        """Do as `probability` does, for sums over whole rows: denormal entries may stay."""
+        """Do as `probability` does for final draws: a mass within `TRUST` counts as 1."""
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check under a trace the values of the rows that are used, bool [num_rows]."""
@@ -119,7 +126,8 @@ class Probabilities:
     def summand(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
         """Return the entries over the mass of their row; denormal and negative ones stay."""
         del tokens
-        return raw.astype(jnp.float32) * _inverse(norm)
+        counts_as_one = jnp.abs(norm - 1) <= TRUST
+        return raw.astype(jnp.float32) * _inverse(jnp.where(counts_as_one, 1.0, norm))
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check that used rows are finite, non-negative and of unit mass."""
@@ -137,8 +145,7 @@ class Probabilities:
 
 
 def _inverse(mass: jax.Array) -> jax.Array:
-    counts_as_one = (jnp.abs(mass - 1) <= TRUST) | (mass == 0)
-    return 1 / jnp.where(counts_as_one, 1.0, mass)
+    return 1 / jnp.where(mass == 0, 1.0, mass)
 
 
 def weights_of(entries: jax.Array) -> jax.Array:
@@ -204,6 +211,12 @@ def dense_rows(rows: RowSource | jax.Array, num_rows: int) -> jax.Array:
       rows: `Probabilities` or `Logits`, or a float array [R, V] of probabilities.
       num_rows: how many, from the sequence's first on.
 
+    Returns:
+      The rows; NaN where one lies outside the slab.
+
+    Raises:
+      ValueError: `rows` is of another kind, or `num_rows` is more than the slab has.
+
     >>> import jax.numpy as jnp
     >>> from jaxspec import Logits, dense_rows
     >>> dense_rows(Logits(values=jnp.zeros((1, 2)), temperature=jnp.float32(1)), 1).tolist()
@@ -213,14 +226,26 @@ def dense_rows(rows: RowSource | jax.Array, num_rows: int) -> jax.Array:
     source: RowSource
     if isinstance(rows, jax.Array | np.ndarray):
         source = Probabilities(values=jnp.asarray(rows))
-    else:
+    elif hasattr(rows, "values") and hasattr(rows, "visit"):
         source = rows
+    else:
+        wanted = "an array [N, V] of probabilities, a Probabilities or a Logits"
+        raise ValueError(f"rows is {described(rows)}: must be {wanted}")
+    assert_array("rows", source.values, {"N": None, "V": None}, jnp.floating)
+    if num_rows > source.values.shape[0]:
+        raise ValueError(f"num_rows is {num_rows}: the slab has {source.values.shape[0]} rows")
     return _dense_rows(source, num_rows)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _dense_rows(source: RowSource, num_rows: int) -> jax.Array:
-    return jax.vmap(lambda row: row_of(source, row))(jnp.arange(num_rows, dtype=jnp.int32))
+    places = jnp.arange(num_rows, dtype=jnp.int32)
+    rows = jax.vmap(lambda row: row_of(source, row))(places)
+    if source.first is None:
+        return rows
+    slab = source.values.shape[0]
+    is_inside = (source.first >= 0) & (source.first < slab) & (places < slab - source.first)
+    return rows + jnp.log(jnp.where(is_inside, 1.0, -1.0))[:, None]  # the logarithm of -1 is NaN
 
 
 def block_sums(
@@ -378,5 +403,9 @@ def overlap(first: jax.Array, second: jax.Array) -> jax.Array:
     >>> float(overlap(jnp.array([0.25, 0.75]), jnp.array([0.5, 0.5])))
     0.75
     """
-    chex.assert_equal_shape([first, second])
+    for name, rows in (("first", first), ("second", second)):
+        if not isinstance(rows, jax.Array | np.ndarray):
+            raise ValueError(f"{name} is {described(rows)}: must be an array of probabilities")
+    if first.shape != second.shape:
+        raise AssertionError(f"first has shape {first.shape}, second {second.shape}: must be equal")
     return jnp.minimum(first.astype(jnp.float32), second.astype(jnp.float32)).sum(axis=-1)

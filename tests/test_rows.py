@@ -189,3 +189,19 @@ def test_the_overlap_of_half_precision_rows_is_summed_in_float32() -> None:
     row = jnp.full(3000, 1 / 3000, jnp.bfloat16)
     assert js.overlap(row, row).dtype == jnp.float32
     np.testing.assert_allclose(js.overlap(row, row), 3000 * float(row[0]), rtol=1e-5)
+
+
+def test_dense_rows_beyond_a_slab_are_refused_or_nan() -> None:
+    slab = jnp.full((3, 2), 0.5)
+    with pytest.raises(ValueError, match="num_rows is 7: the slab has 3 rows"):
+        js.dense_rows(slab, 7)
+    with pytest.raises(ValueError, match="rows is of type list: must be an array"):
+        js.dense_rows([[0.5, 0.5]], 1)
+    for first, known in (
+        (0, [True, True]),
+        (2, [True, False]),
+        (-1, [False, False]),
+        (3, [False] * 2),
+    ):
+        rows = js.dense_rows(js.Probabilities(values=slab, first=jnp.int32(first)), 2)
+        assert (~jnp.isnan(rows).any(axis=1)).tolist() == known

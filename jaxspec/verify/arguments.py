@@ -7,11 +7,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.checks import assert_array, assert_kind, described
 from jaxspec.draws import Draws, RoundDraws
 from jaxspec.logits import Logits
-from jaxspec.proposals import Proposal, Rows, assert_proposal
+from jaxspec.proposals import (
+    PointMass,
+    Proposal,
+    Rows,
+    WithoutReplacement,
+    WithReplacement,
+    assert_proposal,
+)
 from jaxspec.rows import Probabilities
 from jaxspec.trees import Tree
 
@@ -35,6 +43,7 @@ def assert_arguments(
     nodes = proposal.tree.max_nodes
     assert_array("draws.accept", draws.accept, {"N": nodes}, jnp.float32)
     assert_array("draws.final", draws.final, {"2": 2}, jnp.float32)
+    assert_kind("bonus", bonus, bool | int | float | np.generic | np.ndarray | jax.Array, "a bool")
     assert_array("bonus", jnp.asarray(bonus), {}, jnp.bool_)
 
 
@@ -57,5 +66,7 @@ def _assert_is_proposal(proposal: Any) -> None:
         raise ValueError(
             f"proposal is a bare Tree: say how its candidates were drawn, by one of {kinds}"
         )
+    if isinstance(proposal, PointMass | WithReplacement | WithoutReplacement):
+        assert_kind("proposal.tree", proposal.tree, Tree, "a Tree, such as make_tree(...)")
     if not isinstance(getattr(proposal, "tree", None), Tree):
         raise ValueError(f"proposal is {described(proposal)}: must be one of {kinds}")

@@ -81,6 +81,7 @@ def strict(verify: Verifier) -> Verifier:
     def verify_or_raise(
         draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool | None = None
     ) -> Verdict:
+        assert_arguments(draws, proposal, target_rows, False if bonus is None else bonus)
         error, verdict = twin(draws, proposal, target_rows, bonus)
         raise_if(error)
         return verdict

@@ -33,7 +33,6 @@ from jaxspec.rows import (
     entries,
     is_uniform,
     slice_of,
-    stretch,
     used_pair,
     weights_of,
 )
@@ -317,13 +316,6 @@ class Node:
         children = self.tree.children[node]
         return jnp.where(left.removed & (children >= 0), self.tree.tokens[children], -1)
 
-    def _rows_at(self, site: Site, start: Any, size: int) -> tuple[jax.Array, jax.Array]:
-        """Return target and draft probabilities [size] from a token on."""
-        p = stretch(self.target, site.node, site.target, start, size)
-        if self.draft is None:
-            return p, jnp.zeros_like(p)
-        return p, stretch(self.draft, self._draft_row(site), site.draft, start, size)
-
     def _draft_row(self, site: Site) -> jax.Array:
         """Return the draft row of a node; a leaf's may be missing, and then is not used."""
         if self.draft is None or self.draft.first is not None:
@@ -465,7 +457,8 @@ class Node:
             is_doubtful |= is_wanted & ~left.is_whole & self.is_off(masses.pop(0))
 
         def piece(start: Any, size: int) -> jax.Array:
-            p, q = self._rows_at(site, start, size)
+            piece = self._piece(site, start, size)
+            p, q = _without_denormals(piece.p), _without_denormals(piece.q)
             tokens = start + jnp.arange(size, dtype=jnp.int32)
             removed = self._is_removed(site.node, drawn_from, tokens)
             return self.proposal.row(drawn_from, p, q, removed)
@@ -537,6 +530,10 @@ def draft_of(proposal: Proposal) -> Probabilities | Logits | None:
         return None
     source = as_source(proposal.draft_rows)
     return source if source.values.shape[0] else None  # a path of no tokens has no rows
+
+
+def _without_denormals(entries: jax.Array) -> jax.Array:
+    return jnp.where(jnp.abs(entries) < LEAST, 0.0, entries)  # a NaN stays
 
 
 def trusts(source: Probabilities | Logits | None) -> bool:

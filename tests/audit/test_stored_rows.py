@@ -56,3 +56,16 @@ def test_a_rule_is_lossless_for_rows_whose_stored_mass_is_not_one(name: str, dty
         np.testing.assert_allclose(found, q, rtol=0, atol=1e-6)
         assert law.expected_accepted == pytest.approx(np.minimum(p, q).sum(), abs=1e-6)
     assert law.is_proved
+
+
+@pytest.mark.parametrize("name", ["token", "block", "with_replacement"])
+def test_masses_that_are_off_by_a_few_roundings_do_not_add_up_along_a_path(name: str) -> None:
+    off = Fraction(46, 10**8)
+    p = [Fraction(9, 10) * (1 + off), Fraction(1, 10) * (1 + off)]
+    q = [Fraction(99, 100) * (1 - off), Fraction(1, 100) * (1 - off)]
+    case = audit.Instance(
+        name="off", target={(): p}, draft={(): q}, branching=(1, 1, 1), bonus=True
+    )
+    law = audit.exact_law(js.RULES[name], case)
+    assert law.tv <= 1e-6
+    assert law.is_proved

@@ -290,6 +290,17 @@ WRONG_CALLS = [
     ((DRAWS, js.chain(jnp.array([0]))), {}, "proposal is a bare Tree"),
     ((DRAWS, jnp.zeros(3)), {}, "proposal is of type .*: must be one of PointMass"),
     ((DRAWS, two_node_path(0), DRAWS), {}, "target_rows is of type Draws: must be an array"),
+    (
+        (DRAWS, js.WithReplacement(tree=js.chain(jnp.array([0])), draft_rows=None)),
+        {},
+        "proposal.draft_rows is None: sampled candidates need the rows",
+    ),
+    ((DRAWS, js.PointMass(tree=None)), {}, "proposal.tree is None: must be a Tree"),
+    (
+        (DRAWS, two_node_path(0), js.Logits(values=ROWS, temperature=None)),
+        {},
+        "target rows: temperature is None: must be an array",
+    ),
 ]
 
 
@@ -304,6 +315,11 @@ def test_an_argument_of_another_kind_is_named(given: tuple, options: dict, messa
     ):
         with pytest.raises(ValueError, match=message):
             verify(*arguments, **options)
+
+
+def test_no_bonus_is_false_and_not_none() -> None:
+    with pytest.raises(ValueError, match="bonus is None: must be a bool"):
+        js.verify_path(DRAWS, two_node_path(0), ROWS, None)
 
 
 def test_shapes_that_do_not_fit_are_named_with_what_to_do() -> None:

@@ -112,7 +112,10 @@ CONFIG: Table = {
     ),
     **_all(only(False), "attention_bias mlp_bias use_bias attention_out_bias bias"),
     **_all(only(1, 1.0), "partial_rotary_factor rotary_pct rope_percent"),
-    **_all(only(False), "rope_interleave rope_interleaved alibi use_alibi use_parallel_residual"),
+    **_all(
+        only(False),
+        "rope_interleave rope_interleaved use_mrope alibi use_alibi use_parallel_residual",
+    ),
     **_all(only(True), "use_rope"),
     **_all(only({}), "quantization_config compression_config pruned_heads per_layer_config"),
     # Of the text part of a larger model: its weights have other names too.
@@ -297,6 +300,8 @@ def check_keys(
     unknown, ignored = [], []
     for key in values if keys is None else keys:
         rule = _rule(table, key)
+        if rule is None and values[key] is None:
+            continue  # null says what the absence of the key says
         if rule is None:
             unknown.append(f"{shown(key)} ({shown(values[key])})")
         elif rule.neutral is not None and not _is_neutral(values[key], rule.neutral):

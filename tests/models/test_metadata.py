@@ -119,6 +119,7 @@ def test_what_would_change_network_or_text_is_rejected_with_file_key_and_value(
         {"tie_word_embeddings": True, "mlp_bias": None, "hidden_act": None, "rope_scaling": None},
         {"num_key_value_heads": 2, "head_dim": None, "layer_types": None, "model_type": None},
         {"attention_bias": True},  # Qwen2 has them in any case
+        {"use_mrope": False, "auto_map": None},  # the first is in Qwen 2.5's own files
         {"torch_dtype": "bfloat16", "pretraining_tp": 2, "temperature": 0.6, "max_length": 20},
     ],
     ids=",".join,

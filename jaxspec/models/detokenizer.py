@@ -37,8 +37,8 @@ class Detokenizer:
     `decode(prompt + tokens)[len(decode(prompt)):]`. What is not settled is held back:
 
     - a character of which not all bytes are there;
-    - tokens that are single bytes (`<0xE4>`) up to the next other token, if one invalid byte among
-      them turns the whole run into replacement characters, as it does in the `tokenizers` library;
+    - tokens that are single bytes (`<0xE4>`) up to the next other token that has a text, if one
+      invalid byte among them turns the whole run into replacement characters, as it does in the `tokenizers` library;
     - the beginning of what a decoder that cleans up spaces may contract (" n" of " n't").
 
     Text that was returned is never taken back. Where a later token changes it all the same (a prompt
@@ -105,8 +105,9 @@ class Detokenizer:
         return self._settle(self._decode(self._window) if self._window else "")
 
     def _push(self, token: int) -> str:
+        goes_on = self._goes_on(token)
         self._window.append(token)
-        if token in self._run_bytes:
+        if goes_on:
             return ""
         text = self._decode(self._window)
         settled = text[: self._settled(text)]
@@ -125,6 +126,21 @@ class Detokenizer:
             self._shown = text[: max(len(text) - held, 0)]
             self._last = len(self._window)
         return piece
+
+    def _goes_on(self, token: int) -> bool:
+        """Return whether a token leaves a run of bytes open: a byte, or one that decoding skips."""
+        if not self._run_bytes:
+            return False
+        for newest in (token, *reversed(self._window)):
+            if newest in self._run_bytes:
+                return True
+            if not self._is_of_run(newest):
+                return False
+        return False
+
+    def _is_of_run(self, token: int) -> bool:
+        """Return whether a token is a byte, or has no text that would end a run of them."""
+        return token in self._run_bytes or not self._decode([token])
 
     def _settle(self, text: str) -> str:
         """Return what a settled text has beyond what was returned, which it is from here on."""
@@ -146,7 +162,7 @@ class Detokenizer:
     def _tail(self, tokens: list[int], most: int = _LONGEST) -> list[int]:
         """Return the last tokens, without cutting a run of bytes."""
         start = max(len(tokens) - most, 0)
-        while start and tokens[start] in self._run_bytes:
+        while self._run_bytes and start and self._is_of_run(tokens[start]):
             start -= 1
         return tokens[start:]
 

@@ -50,7 +50,7 @@ def byte_level():
     return byte_level_tokenizer(list(dict.fromkeys(pieces)), [], ["<|end|>"])
 
 
-def llama_like():
+def llama_like(special=()):
     decoders = library.decoders
     steps = [
         decoders.Replace("▁", " "),
@@ -59,7 +59,10 @@ def llama_like():
         decoders.Strip(" ", 1, 0),
     ]
     model = library.models.BPE(numbered([*WORDS, *BYTES]), [], byte_fallback=True)
-    return from_library(model, decoders.Sequence(steps))
+    tokenizer = library.Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(list(special))
+    return TextTokenizer(tokenizer)
 
 
 def unigram():
@@ -96,6 +99,8 @@ def joined_bytes(pieces):
 TOKENIZERS = {
     "bytes paired": byte_level,
     "SentencePiece as Llama has it": llama_like,
+    # A token that is left out does not end a run of bytes.
+    "SentencePiece with special tokens": lambda: llama_like(["<s>", "</s>"]),
     "unigrams": unigram,
     "WordPiece": lambda: words(library.decoders.WordPiece(cleanup=False)),
     "WordPiece, cleaned up": lambda: words(library.decoders.WordPiece(cleanup=True)),

@@ -38,7 +38,8 @@ class Detokenizer:
 
     - a character of which not all bytes are there;
     - tokens that are single bytes (`<0xE4>`) up to the next other token that has a text, if one
-      invalid byte among them turns the whole run into replacement characters, as it does in the `tokenizers` library;
+      invalid byte among them turns the whole run into replacement characters, as it does in the
+      `tokenizers` library;
     - the beginning of what a decoder that cleans up spaces may contract (" n" of " n't").
 
     Text that was returned is never taken back. Where a later token changes it all the same (a prompt
@@ -70,6 +71,7 @@ class Detokenizer:
         byte_of = _bytes_of(tokenizer)
         self._run_bytes = frozenset(byte_of) if _voids_runs(tokenizer, byte_of) else frozenset()
         self._held = _CLEANED if _cleans_up(tokenizer) else None
+        self._skipped: dict[int, bool] = {}
         self._is_flushed = False
         # The tokens that are decoded together; `_shown` is the text of them that was returned, or
         # that is the prompt's. From `_last` on they are newer than what was returned before.
@@ -134,13 +136,17 @@ class Detokenizer:
         for newest in (token, *reversed(self._window)):
             if newest in self._run_bytes:
                 return True
-            if not self._is_of_run(newest):
+            if not self._is_skipped(newest):
                 return False
         return False
 
-    def _is_of_run(self, token: int) -> bool:
-        """Return whether a token is a byte, or has no text that would end a run of them."""
-        return token in self._run_bytes or not self._decode([token])
+    def _is_skipped(self, token: int) -> bool:
+        """Return whether decoding leaves a token out, as it does with special tokens."""
+        if token not in self._skipped:
+            byte = min(self._run_bytes)
+            together = self._decode([byte, byte])
+            self._skipped[token] = self._decode([byte, token, byte]) == together
+        return self._skipped[token]
 
     def _settle(self, text: str) -> str:
         """Return what a settled text has beyond what was returned, which it is from here on."""
@@ -161,9 +167,16 @@ class Detokenizer:
 
     def _tail(self, tokens: list[int], most: int = _LONGEST) -> list[int]:
         """Return the last tokens, without cutting a run of bytes."""
-        start = max(len(tokens) - most, 0)
-        while self._run_bytes and start and self._is_of_run(tokens[start]):
-            start -= 1
+        start = at = max(len(tokens) - most, 0)
+        between = 0  # tokens that are skipped since the last byte
+        while self._run_bytes and at and between <= _LONGEST:
+            if tokens[at] in self._run_bytes:
+                start, between = at - 1, 0
+            elif self._is_skipped(tokens[at]):
+                between += 1
+            else:
+                break
+            at -= 1
         return tokens[start:]
 
 

@@ -1,9 +1,10 @@
 """The error doors: what may raise, where, and with which words.
 
 Four doors and no fifth. Static facts (rank, shape, dtype) are asserted in the first lines of a
-public function, by `assert_array` where the message must name the argument. Values on the host raise a `ValueError` subclass of this file. Values under a
-trace are checked by `jax.experimental.checkify`, functionalised by `jaxspec.checked`. What
-production must survive without an exception is a bit of `Status` in the verdict.
+public function, by `assert_array` where the message must name the argument. Values on the host
+raise a `ValueError` subclass of this file. Values under a trace are checked by
+`jax.experimental.checkify`, functionalised by `jaxspec.checked`. What production must survive
+without an exception is a bit of `Status` in the verdict.
 """
 
 import reprlib

@@ -37,16 +37,27 @@ class ChatTemplate:
         """
         try:
             import jinja2
-            from jinja2.ext import loopcontrols
+            from jinja2 import nodes
+            from jinja2.ext import Extension, loopcontrols
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
             raise ImportError(needs("a chat template", "jinja2", "models")) from error
+
+        class AnswerMarks(Extension):
+            """`{% generation %}` marks for training what the network answered; its text stays."""
+
+            tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+            def parse(self, parser: Any) -> Any:
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return nodes.Scope(body, lineno=line)
 
         def reject(message: str) -> None:
             raise jinja2.TemplateError(message)
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, AnswerMarks]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = reject
@@ -66,20 +77,25 @@ def read_chat_template(directory: pathlib.Path) -> ChatTemplate | None:
     """Read the chat template beside a `tokenizer.json`, or None if there is none.
 
     It is the file `chat_template.jinja`, or the field `chat_template` of `tokenizer_config.json`, of
-    several the one named "default".
+    several the one named "default". What it calls `bos_token` and the like is what
+    `tokenizer_config.json` says, else `special_tokens_map.json` of older checkpoints.
 
     Raises:
       CheckpointError: a file cannot be read, or the field is no template.
     """
-    path = directory / "tokenizer_config.json"
+    path, mapped = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        config, older = (
+            json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            for file in (path, mapped)
+        )
         alone = directory / "chat_template.jinja"
         source = alone.read_text(encoding="utf-8") if alone.is_file() else None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory}: chat template: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: not an object")
+    for file, content in ((path, config), (mapped, older)):
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{file}: not an object")
     if source is None:
         source = config.get("chat_template")
     if isinstance(source, list):
@@ -92,7 +108,7 @@ def read_chat_template(directory: pathlib.Path) -> ChatTemplate | None:
             f"{path}: chat_template is {shown(source)}, neither a template nor a list of them with "
             "one named default"
         )
-    return ChatTemplate(source, _special_tokens(config))
+    return ChatTemplate(source, _special_tokens(older) | _special_tokens(config))
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -105,6 +121,8 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+) -> str:
     # jinja2's own filter writes <, > and ' in the way of HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

@@ -34,6 +34,25 @@ def test_a_template_is_rendered_as_transformers_does_up_to_the_answer():
     assert rendered(CHAT_ML, bos_token="<s>", eos_token="</s>") == wanted
     assert rendered("{{ messages | tojson }}") == json.dumps(MESSAGES, ensure_ascii=False)
     assert rendered("{% for m in [1, 2] %}{{ m }}{% break %}{% endfor %}") == "1"
+    assert rendered("{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=true, sort_keys=true) }}") == (
+        '{"a": 1, "b": "\\u00e9"}'
+    )
+
+
+def test_the_marks_around_an_answer_for_training_change_nothing():
+    answer = "{% generation %}{% for m in messages %}{{ m.role }}{% endfor %}{% endgeneration %}"
+    assert rendered(f"a {answer} b {answer}") == "a user b user"
+
+
+def test_special_tokens_that_only_the_map_of_older_checkpoints_names_are_known(tmp_path):
+    write(tmp_path, chat_template="one", bos_token=None, eos_token="</s>")
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "<other>"})
+    )
+    assert read_chat_template(tmp_path).variables == {"bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "special_tokens_map.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"special_tokens_map\.json: not an object"):
+        read_chat_template(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ TOKENIZER: Table = {
         "backend is_local local_files_only processor_class prefix_token middle_token suffix_token "
         "eot_token fill_token suffix_first verbose transformers_version remove_space keep_accents "
         "response_template instruction_template unsloth_version return_token_type_ids "
-        "bos_token_id eos_token_id pad_token_id unk_token_id",
+        "bos_token_id eos_token_id pad_token_id unk_token_id vocab_size",
     ),
 }
 """Of `tokenizer_config.json`."""

@@ -192,6 +192,9 @@ def _load(path: str | Path, kind: str, use: Callable[[StoredArray], Any]) -> Any
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, StoredArray]]:
     """Read a file and check that it is a whole record of this version."""
     is_npz = _is_npz(path)
+    if path.exists() and not path.is_file() and not path.is_dir():  # a folder is the system's error
+        # A pipe would be waited for, and a device may never end.
+        raise OSError(errno.EINVAL, "is a device or a pipe, not a file", str(path))
     raw = path.read_bytes()
     arrays: dict[str, StoredArray] = {}
     try:

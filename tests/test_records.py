@@ -538,6 +538,23 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / "pipe.json").stat().st_mode)
 
 
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    # A pipe would be waited for, and a device of zeros fill the memory.
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "device.npz").symlink_to(os.devnull)
+    for name, message in (
+        ("pipe.json", "is a device or a pipe"),
+        ("device.npz", "is a device or a pipe"),
+        ("folder.json", "is a folder|Is a directory"),
+        ("nothing.json", "No such file"),
+    ):
+        for read in (lambda path: load(path, "k"), kind_of):
+            with pytest.raises(OSError, match=message) as found:
+                read(tmp_path / name)
+            assert found.value.filename == str(tmp_path / name)
+
+
 def test_a_name_with_a_nul_character_is_refused(tmp_path: Path) -> None:
     for act in (lambda: load("a\0b.json", "k"), lambda: save("a\0b.json", "k", 1)):
         with pytest.raises(RecordError, match=r"'a\\x00b\.json': .* no NUL"):

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import jaxspec
 from jaxspec import compare, generate
@@ -50,17 +51,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stderr is None:  # closed: errors would go to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process is
+    if argv is None:
+        sys.unraisablehook = end_if_interrupted
     try:
         if sys.stdout is None:
             return refuse("standard output is closed: there is nowhere to print to")
         return run(argv)
     except KeyboardInterrupt:
         if argv is None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would cut this short
+            end_interrupted()
         print("\ninterrupted", file=sys.stderr)
-        if argv is None:
-            leave(INTERRUPTED)
         return INTERRUPTED
+
+
+def end_interrupted() -> NoReturn:
+    """Say that the process was interrupted, and end it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would cut this short
+    print("\ninterrupted", file=sys.stderr)
+    leave(INTERRUPTED)
+
+
+def end_if_interrupted(unraisable: Any) -> None:
+    """End the process for an interrupt that came where Python cannot raise it.
+
+    Such a place is a callback of the garbage collector, of which JAX has one: the interrupt would be
+    reported there, and the command go on.
+    """
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        end_interrupted()
+    sys.__unraisablehook__(unraisable)
 
 
 def run(argv: Sequence[str] | None) -> int:

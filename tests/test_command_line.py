@@ -639,3 +639,27 @@ def test_an_interrupted_process_ends_at_once_with_status_130(users_environment):
     )
     assert (done.returncode, done.stdout) == (130, "printed before\n")
     assert done.stderr == "\ninterrupted\n"
+
+
+def test_an_interrupt_where_nothing_can_be_raised_ends_the_process_too(users_environment):
+    # Python only reports what is raised in a callback of its garbage collector, and goes on.
+    lost = """
+def audit(progress):
+    import gc
+    def interrupted_here(*of_the_collector):
+        raise KeyboardInterrupt
+    gc.callbacks.append(interrupted_here)
+    gc.collect()
+    print("went on")
+command_line.audit_rules = audit
+"""
+    script = f"from jaxspec import __main__ as command_line\n{lost}\ncommand_line.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "audit"],
+        env=users_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_rules import PLAIN_RULES
+from helpers.plain_rules import PLAIN_RULES
 
 import jaxspec as js
 from jaxspec import audit

@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-import known_bad
 import pytest
-from plain_rules import PLAIN_RULES
-from two_rounds import keyed_by_position
+from helpers import known_bad
+from helpers.plain_rules import PLAIN_RULES
+from helpers.two_rounds import keyed_by_position
 
 import jaxspec as js
 from jaxspec import audit

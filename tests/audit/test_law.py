@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from known_bad import row
-from plain_rules import PLAIN_RULES
-from two_rounds import two_rounds
+from helpers.known_bad import row
+from helpers.plain_rules import PLAIN_RULES
+from helpers.two_rounds import two_rounds
 
 import jaxspec as js
 from jaxspec import audit

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-import known_bad
 import numpy as np
 import pytest
+from helpers import known_bad
 
 import jaxspec as js
 from jaxspec import audit

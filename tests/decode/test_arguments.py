@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import DRAFTERS, draft, target
+from helpers.toys import DRAFTERS, draft, target
 
 import jaxspec as js
 from jaxspec.build import MAX_NODES, build_adaptive, build_top_k, normalised_entropy, top_k

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys import DRAFTERS, VOCAB, draft, target
+from helpers.toys import DRAFTERS, VOCAB, draft, target
 
 from jaxspec import experiments
 from jaxspec.decode.loop import Decoder

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import DRAFTERS, POLICY, VOCAB, WITH_A_DRAFT, Model, draft, draw_token, likely_up
+from helpers.toys import DRAFTERS, POLICY, VOCAB, WITH_A_DRAFT, Model, draft, draw_token, likely_up
 
 import jaxspec as js
 from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath

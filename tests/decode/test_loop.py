@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from toys import (
+from helpers.toys import (
     DRAFTERS,
     VOCAB,
     Model,

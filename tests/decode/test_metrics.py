@@ -6,7 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from toys import Model, counting_up, never_up, target
+from helpers.toys import Model, counting_up, never_up, target
 
 import jaxspec as js
 from jaxspec.decode.drafters import Draft, FixedTree, SampledPath

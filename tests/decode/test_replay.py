@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import DRAFTERS, draft, round_draws, target
+from helpers.toys import DRAFTERS, draft, round_draws, target
 
 import jaxspec as js
 from jaxspec import records

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import pytest
-from toys import DRAFTERS, POLICY, VOCAB, draft, target
+from helpers.toys import DRAFTERS, POLICY, VOCAB, draft, target
 
 import jaxspec as js
 from jaxspec import records

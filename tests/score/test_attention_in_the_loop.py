@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from fake_model import fake_model, row_after
+from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
 from jaxspec.decode import (

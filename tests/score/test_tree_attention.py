@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_model import fake_model, row_after
+from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
 from jaxspec.language_model import LanguageModel

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.random_rounds import BATCH, WIDE, Rounds, play, random_rounds
 from jax import export
-from random_rounds import BATCH, WIDE, Rounds, play, random_rounds
 
 import jaxspec as js
 

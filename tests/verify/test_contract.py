@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_walk import DECISIVE, softmax, walk_plainly
-from random_rounds import (
+from helpers.plain_walk import DECISIVE, softmax, walk_plainly
+from helpers.random_rounds import (
     EDGES,
     VOCAB,
     WIDE,

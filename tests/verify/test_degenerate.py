@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_rounds import (
+from helpers.random_rounds import (
     BATCH,
     CHILDREN,
     DEPTH,

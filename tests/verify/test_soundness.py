@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from random_rounds import WIDE, WIDE_BATCH, Rounds, play, random_rounds
+from helpers.random_rounds import WIDE, WIDE_BATCH, Rounds, play, random_rounds
 
 import jaxspec as js
 from jaxspec import Status

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from random_rounds import (
+from helpers.random_rounds import (
     BATCH,
     VOCAB,
     Rounds,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_model import row_after
-from small import (
+from helpers.fake_model import row_after
+from helpers.small import (
     DRAFT,
     FUSED,
     LENGTH,

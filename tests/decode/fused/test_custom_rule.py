@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from small import DRAFT, LENGTH, PROMPTS, TARGET, host_drafters, keys, provider
+from helpers.small import DRAFT, LENGTH, PROMPTS, TARGET, host_drafters, keys, provider
 
 import jaxspec as js
 from jaxspec import audit

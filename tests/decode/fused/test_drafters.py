@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_model import row_after
-from small import DRAFT, LENGTH, VOCAB, matches_of, provider
+from helpers.fake_model import row_after
+from helpers.small import DRAFT, LENGTH, VOCAB, matches_of, provider
 
 import jaxspec as js
 from jaxspec.decode import fused

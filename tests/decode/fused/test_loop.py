@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_model import fake_model
-from small import (
+from helpers.fake_model import fake_model
+from helpers.small import (
     BUDGETS,
     FUSED,
     LENGTH,

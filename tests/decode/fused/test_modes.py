@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small import FUSED, LENGTH, PROMPTS, TARGET, decoder, host_drafters, keys, provider
+from helpers.small import FUSED, LENGTH, PROMPTS, TARGET, decoder, host_drafters, keys, provider
 
 import jaxspec as js
 from jaxspec import audit, decode

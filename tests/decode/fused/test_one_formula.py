@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import DRAFT, PROMPTS, TARGET, host_drafters, keys, provider
+from helpers.small import DRAFT, PROMPTS, TARGET, host_drafters, keys, provider
 
 import jaxspec as js
 from jaxspec.build import entropies, likeliest, normalised_entropy, top_k

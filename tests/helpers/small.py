@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fake_model import fake_model, row_after
 
 import jaxspec as js
+from helpers.fake_model import fake_model, row_after
 from jaxspec.decode import (
     AdaptiveTree,
     AdaptiveTreePolicy,

@@ -11,7 +11,9 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-from plain_rules import (
+
+import jaxspec as js
+from helpers.plain_rules import (
     PLAIN_RULES,
     Block,
     Now,
@@ -23,8 +25,6 @@ from plain_rules import (
     relu,
     verdict,
 )
-
-import jaxspec as js
 from jaxspec import audit
 
 

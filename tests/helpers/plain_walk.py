@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from random_rounds import Rounds
 
 import jaxspec as js
+from helpers.random_rounds import Rounds
 
 BLOCK = 512
 DECISIVE = 1e-4

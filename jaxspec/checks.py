@@ -161,3 +161,45 @@ def functionalise(check: Callable[..., None]) -> Callable[..., checkify.Error]:
         return error
 
     return run
+
+
+MOST_TOKENS = 2**31 - 1
+"""Positions in a text are int32."""
+
+
+def assert_between(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise ValueError unless a value is an integer from `least` to `most`, None for no bound."""
+    assert_whole(name, value, least)
+    if most is not None and value > most:
+        raise ValueError(f"{name} is {value}: must be at most {most}")
+
+
+def assert_bool(name: str, value: Any) -> None:
+    """Raise ValueError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}: must be True or False")
+
+
+def assert_function(name: str, value: Any, wanted: str) -> None:
+    """Raise ValueError unless a value can be called."""
+    if not callable(value):
+        raise ValueError(f"{name} is {described(value)}: must be {wanted}")
+
+
+def assert_members(name: str, value: Any, protocol: type, wanted: str) -> None:
+    """Raise ValueError unless a value has all members of a protocol.
+
+    Raises:
+      ValueError: naming what was given, what it lacks and what to give instead.
+    """
+    if isinstance(value, type):
+        raise ValueError(f"{name} is {described(value)}, not one made of it: {wanted}")
+    members = [member for member in vars(protocol) if not member.startswith("_")]
+    lacking = ", ".join(member for member in members if not hasattr(value, member))
+    if lacking:
+        raise ValueError(f"{name} is {described(value)}, which has no {lacking}: {wanted}")
+
+
+def assert_length(name: str, value: Any) -> None:
+    """Raise ValueError unless a value is a number of tokens from 1 on."""
+    assert_between(name, value, 1, MOST_TOKENS)

@@ -15,14 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import (
-    DrawError,
-    assert_array,
-    assert_kind,
-    assert_whole,
-    check_all,
-    record,
-)
+from jaxspec.checks import DrawError, assert_array, assert_kind, assert_whole, check_all, record
 from jaxspec.rows import is_uniform
 from jaxspec.transfers import moves_data
 

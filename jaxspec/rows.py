@@ -18,14 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import (
-    MASS_TOLERANCE,
-    assert_array,
-    assert_whole,
-    check_all,
-    described,
-    record,
-)
+from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, described, record
 from jaxspec.loops import fori_loop, zeros_like_result
 
 BLOCK = 512

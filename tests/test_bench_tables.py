@@ -6,7 +6,7 @@ import io
 import pytest
 
 from jaxspec.bench import Measurement, Speed
-from jaxspec.bench.report import print_speeds, print_verifiers
+from jaxspec.cli.bench import print_speeds, print_verifiers
 
 SPEEDS = [
     Speed("pair", "plain", 1.0, 1234.5, 1.0),

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec as js
-from jaxspec import __main__ as command_line
-from jaxspec import audit, bench, compare, experiments
+from jaxspec import audit, experiments
 from jaxspec.audit import instances_for
 from jaxspec.audit import report as reports
+from jaxspec.cli import app as command_line
+from jaxspec.cli import bench, compare
+from jaxspec.cli.terminal import Progress
 from jaxspec.models import shipped_text, split_text
-from jaxspec.terminal import Progress
 
 GRIDS = {"single_path": [2500, 7500], "two_level_tree": [2000, 500, 3000, 4500]}
 
@@ -620,7 +621,7 @@ def test_a_closed_standard_error_takes_nothing_away(compared, monkeypatch, capsy
 
 INTERRUPTED = """
 import sys, threading
-from jaxspec import __main__ as command_line
+from jaxspec.cli import app as command_line
 def compile_and_be_interrupted(progress):
     print("printed before")
     threading.Thread(target=threading.Event().wait).start()  # it ends no sooner than the process
@@ -653,7 +654,7 @@ def audit(progress):
     print("went on")
 command_line.audit_rules = audit
 """
-    script = f"from jaxspec import __main__ as command_line\n{lost}\ncommand_line.main()"
+    script = f"from jaxspec.cli import app as command_line\n{lost}\ncommand_line.main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "audit"],
         env=users_environment,

@@ -7,11 +7,12 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import __main__ as command_line
-from jaxspec import bench, generate, models
-from jaxspec.decode import fused
-from jaxspec.language_model import LanguageModel
-from jaxspec.models.chat import ChatTemplate
+from jaxspec import bench, models
+from jaxspec.cli import app as command_line
+from jaxspec.cli import generate
+from jaxspec.decode import Ending, FusedDecoder, FusedText, Source
+from jaxspec.models.load.chat import ChatTemplate
+from jaxspec.models.network import LanguageModel
 from jaxspec.verify import Status
 
 SMALL = ["generate", "--prompt", "And God said", "--new-tokens", "20", "--temperature", "0"]
@@ -141,10 +142,8 @@ def test_weights_of_nan_are_said_in_words_and_the_exit_status_is_1(options, monk
 
 
 def test_no_speeds_are_compared_if_the_plain_loop_broke_off(monkeypatch, capsys):
-    run = bench.FusedRun(1.0, 1, 1, text_of((97,), (fused.Source.TARGET,), fused.Ending.BUDGET))
-    stuck = dataclasses.replace(
-        run.text, ending=fused.Ending.UNDECIDED, status=int(Status.BAD_DRAW)
-    )
+    run = bench.FusedRun(1.0, 1, 1, text_of((97,), (Source.TARGET,), Ending.BUDGET))
+    stuck = dataclasses.replace(run.text, ending=Ending.UNDECIDED, status=int(Status.BAD_DRAW))
     pair = (dataclasses.replace(run, text=stuck), run)
     monkeypatch.setattr(bench, "time_pairs", lambda *args: [pair])
     assert command_line.main([*SMALL, "--draft", "ngram", "--depth", "3", "--compare"]) == 1
@@ -164,7 +163,7 @@ def begun_with(monkeypatch, target, *change):
         found.extend([self, options])
         raise BegunError
 
-    monkeypatch.setattr(fused.FusedDecoder, "start", start)
+    monkeypatch.setattr(FusedDecoder, "start", start)
     with pytest.raises(BegunError):
         run_on(monkeypatch, target, *change)
     return found
@@ -225,8 +224,8 @@ class Bytes:
         return bytes(tokens).decode(errors="replace")
 
 
-def text_of(tokens, sources, ending=fused.Ending.NONE):
-    return fused.FusedText(
+def text_of(tokens, sources, ending=Ending.NONE):
+    return FusedText(
         tokens=tokens,
         prompt_length=0,
         sources=sources,
@@ -256,19 +255,19 @@ def saying(text, tokenizer=None, max_context=None):
     )
 
 
-def written(text, sizes, stops=(), prompt=(), sources=None, ending=fused.Ending.NONE):
+def written(text, sizes, stops=(), prompt=(), sources=None, ending=Ending.NONE):
     """What a writer writes of the bytes of a text that comes in parts."""
     out = io.StringIO()
     writer = generate.Writer(Bytes(), prompt, stops, ("<", ">"), out)
     tokens = tuple(text.encode() if isinstance(text, str) else text)
-    sources = sources or (fused.Source.TARGET,) * len(tokens)
+    sources = sources or (Source.TARGET,) * len(tokens)
     for size in sizes:
         writer(text_of(tokens[:size], sources[:size]))
     writer(text_of(tokens, sources, ending))
     return out.getvalue().replace("><", ""), writer
 
 
-DRAFT, TARGET = fused.Source.DRAFT, fused.Source.TARGET
+DRAFT, TARGET = Source.DRAFT, Source.TARGET
 
 
 def test_a_character_that_is_several_tokens_is_written_once_it_is_whole():
@@ -279,13 +278,13 @@ def test_a_character_that_is_several_tokens_is_written_once_it_is_whole():
 def test_an_unfinished_character_at_the_end_of_a_text_is_shown():
     cut = "aé".encode()[:-1]
     assert written(cut, range(3))[0] == "a"
-    assert written(cut, range(3), ending=fused.Ending.BUDGET)[0] == "a\ufffd"
+    assert written(cut, range(3), ending=Ending.BUDGET)[0] == "a\ufffd"
 
 
 def test_the_stop_token_that_ended_a_text_is_not_written():
     sources = (TARGET, DRAFT, DRAFT)
-    assert written("ab.", [], sources=sources, ending=fused.Ending.STOP)[0] == "a<b>"
-    assert written("ab.", [], ending=fused.Ending.BUDGET)[0] == "ab."
+    assert written("ab.", [], sources=sources, ending=Ending.STOP)[0] == "a<b>"
+    assert written("ab.", [], ending=Ending.BUDGET)[0] == "ab."
 
 
 def test_text_ends_before_a_stop_string_and_each_character_keeps_its_mark():
@@ -294,7 +293,7 @@ def test_text_ends_before_a_stop_string_and_each_character_keeps_its_mark():
         text, writer = written("a.b..c.", sizes, ["..c", "x"], sources=sources)
         assert text == "a<.>b"
         assert (writer.is_stopped, writer.taken) == (True, 6)
-    text, writer = written("a.b..", range(6), ["..c"], ending=fused.Ending.BUDGET)
+    text, writer = written("a.b..", range(6), ["..c"], ending=Ending.BUDGET)
     assert (text, writer.is_stopped) == ("a.b..", False)
 
 

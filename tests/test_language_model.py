@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.language_model import (
+from jaxspec.models.network import (
     CacheError,
     LanguageModel,
     Tokenizer,

@@ -16,18 +16,19 @@ import jaxspec as js
 SOURCE = Path(js.__file__).parent
 
 FLOORS = {
-    0: ["checks", "loops", "transfers", "typed", "extras", "records", "terminal"],
-    1: ["rows", "logits", "draws", "providers"],
-    2: ["trees", "proposals", "language_model"],
-    3: ["verify", "build"],
-    4: ["score", "models"],
-    5: ["decode", "shard"],
-    6: ["audit", "experiments", "bench", "streaming"],
-    7: ["compare", "generate", "__main__"],
+    0: ["checks", "loops", "transfers", "extras", "storage"],
+    1: ["rows", "logits", "draws"],
+    2: ["trees", "proposals"],
+    3: ["verify", "models"],
+    4: ["draft"],
+    5: ["decode"],
+    6: ["audit"],
+    7: ["experiments", "bench"],
+    8: ["cli", "__main__"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 THE_PACKAGE = "__init__"
-STRANGERS = {("verify", "build"), ("build", "verify"), ("score", "models")}
+STRANGERS = {("verify", "models"), ("models", "verify")}
 """Pairs of which the first must not import the second."""
 
 FUNCTIONS = [name for name in js.__all__ if callable(getattr(js, name)) and name[0].islower()]

@@ -9,8 +9,9 @@ import pytest
 
 from jaxspec.audit import decoding_law
 from jaxspec.checks import RowError
-from jaxspec.decode import Decoder, FixedTree, SampledPath
-from jaxspec.providers import (
+from jaxspec.decode import Decoder
+from jaxspec.draft import FixedTree, SampledPath
+from jaxspec.models.provider import (
     Answer,
     Context,
     ExtraRowError,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec import records
-from jaxspec.records import RecordError, kind_of, load, save
+from jaxspec.storage import files as records
+from jaxspec.storage.files import RecordError, kind_of, load, save
 
 each_form = pytest.mark.parametrize("form", ["json", "npz"])
 

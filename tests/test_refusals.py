@@ -5,10 +5,12 @@ import json
 import jax
 import pytest
 
-from jaxspec import __main__ as command_line
-from jaxspec import bench, compare, experiments
-from jaxspec.bench import decoding, report
-from jaxspec.records import RecordError
+from jaxspec import experiments
+from jaxspec.bench import decoding
+from jaxspec.cli import app as command_line
+from jaxspec.cli import bench, compare
+from jaxspec.cli import bench as report
+from jaxspec.storage.files import RecordError
 
 
 @pytest.mark.parametrize("option", ["--save", "--plot"])

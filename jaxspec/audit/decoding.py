@@ -27,14 +27,12 @@ from jaxspec.audit.brief import brief
 from jaxspec.audit.law import UNITS, Progress, search
 from jaxspec.audit.rounds import causal_nodes
 from jaxspec.checks import assert_whole
-from jaxspec.decode.drafters import Draft
-from jaxspec.decode.loop import Decoder
-from jaxspec.decode.state import DecodeState
+from jaxspec.decode import Decoder, DecodeState, Scores
+from jaxspec.draft import Draft
 from jaxspec.draws import Draws
+from jaxspec.models.provider import Context, Provider
 from jaxspec.proposals import Proposal
-from jaxspec.providers import Context, Provider
 from jaxspec.rows import BLOCK
-from jaxspec.score import Scores
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Rule, Verdict, Verifier

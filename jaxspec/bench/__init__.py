@@ -10,7 +10,6 @@ from jaxspec.bench.decoding import (
     measure_smollm2,
     time_pairs,
 )
-from jaxspec.bench.report import main
 from jaxspec.bench.verifiers import Measurement, measure
 
 __all__ = (
@@ -20,7 +19,6 @@ __all__ = (
     "Run",
     "Speed",
     "Spread",
-    "main",
     "measure",
     "measure_pair",
     "measure_smollm2",

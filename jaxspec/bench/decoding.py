@@ -18,11 +18,19 @@ import jax
 import numpy as np
 
 from jaxspec import models
-from jaxspec.decode import Decoder, NoDraft, fused
-from jaxspec.language_model import LanguageModel
-from jaxspec.models.smollm2 import STOP_TOKENS
-from jaxspec.providers import Softmax
-from jaxspec.score import TreeAttention
+from jaxspec.decode import Decoder, FusedDecoder, FusedText, TreeAttention, texts_of
+from jaxspec.draft import (
+    BestFirstTree,
+    FusedDrafter,
+    Lookup,
+    ModelTree,
+    NGramTree,
+    NoDraft,
+    model_path,
+)
+from jaxspec.models.load.smollm2 import STOP_TOKENS
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.provider import Softmax
 from jaxspec.verify import RULES
 
 PLAIN = "plain"
@@ -90,7 +98,7 @@ class FusedRun(Run):
       text: what was decoded.
     """
 
-    text: fused.FusedText
+    text: FusedText
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,18 +203,16 @@ def measure_pair(
         ]
         for temperature in temperatures
     }
-    drafters: dict[str, fused.FusedDrafter] = {
-        "path of 4, draft network": fused.model_path(draft, 4),
-        "block of 4, draft network": fused.model_path(draft, 4, RULES["block"]),
-        "sampled tree (2, 2, 1, 1)": fused.ModelTree(
-            draft, (2, 2, 1, 1), RULES["without_replacement"]
-        ),
-        "top-k path of 4": fused.ModelTree(draft, (1,) * 4, RULES["point_mass"]),
-        "top-k tree (2, 2, 1, 1)": fused.ModelTree(draft, (2, 2, 1, 1), RULES["point_mass"]),
-        "best-first tree of 16": fused.BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
-        "path of 4, 5-gram": fused.NGramTree(ngram, (1,) * 4),
-        "tree (2, 2, 1, 1), 5-gram": fused.NGramTree(ngram, (2, 2, 1, 1)),
-        "lookup": fused.Lookup({16: 15, 10: 8, 6: 4}),
+    drafters: dict[str, FusedDrafter] = {
+        "path of 4, draft network": model_path(draft, 4),
+        "block of 4, draft network": model_path(draft, 4, RULES["block"]),
+        "sampled tree (2, 2, 1, 1)": ModelTree(draft, (2, 2, 1, 1), RULES["without_replacement"]),
+        "top-k path of 4": ModelTree(draft, (1,) * 4, RULES["point_mass"]),
+        "top-k tree (2, 2, 1, 1)": ModelTree(draft, (2, 2, 1, 1), RULES["point_mass"]),
+        "best-first tree of 16": BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
+        "path of 4, 5-gram": NGramTree(ngram, (1,) * 4),
+        "tree (2, 2, 1, 1), 5-gram": NGramTree(ngram, (2, 2, 1, 1)),
+        "lookup": Lookup({16: 15, 10: 8, 6: 4}),
     }
     length = max(map(len, prompts)) + new_tokens
     host = _host_plain(target, length)
@@ -230,20 +236,20 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
         for name, prompt in _smollm2_prompts(target).items()
     }
     length = new_tokens + max(len(each[0].prompt) for each in requests.values())
-    return _measure(target, {"lookup": fused.Lookup()}, requests, length, {})
+    return _measure(target, {"lookup": Lookup()}, requests, length, {})
 
 
 def _measure(
     target: LanguageModel,
-    drafters: Mapping[str, fused.FusedDrafter],
+    drafters: Mapping[str, FusedDrafter],
     requests: Mapping[str, Sequence[Request]],
     length: int,
     others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    plain = timed(fused.FusedDecoder(target, max_length=length))
+    plain = timed(FusedDecoder(target, max_length=length))
     ways: dict[str, Callable[[Request], Run]] = {
-        name: timed(fused.FusedDecoder(target, drafter, max_length=length))
+        name: timed(FusedDecoder(target, drafter, max_length=length))
         for name, drafter in drafters.items()
     }
     ways |= others
@@ -274,8 +280,8 @@ def _speed(group: str, name: str, pairs: Sequence[tuple[Run, Run]]) -> Speed:
 
 
 def time_pairs(
-    plain: fused.FusedDecoder,
-    drafted: fused.FusedDecoder,
+    plain: FusedDecoder,
+    drafted: FusedDecoder,
     request: Request,
     pairs: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -301,7 +307,7 @@ def time_pairs(
     return list(zip(runs[2::2], runs[3::2], strict=True))
 
 
-def timed(decoder: fused.FusedDecoder) -> Callable[[Request], FusedRun]:
+def timed(decoder: FusedDecoder) -> Callable[[Request], FusedRun]:
     """Return a function that decodes a request by the compiled loop and takes the time."""
 
     def run(request: Request) -> FusedRun:
@@ -310,7 +316,7 @@ def timed(decoder: fused.FusedDecoder) -> Callable[[Request], FusedRun]:
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
-        (text,) = fused.texts_of(state)
+        (text,) = texts_of(state)
         tokens = len(text.new_tokens)
         return FusedRun(seconds=seconds, tokens=tokens, calls=text.rounds, text=text)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxspec.decode.replay import RoundRecord
+from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import RoundSummary
+from jaxspec.models.provider import Usage
 from jaxspec.proposals import as_source
-from jaxspec.providers import Usage
 
 
 @dataclasses.dataclass(frozen=True)

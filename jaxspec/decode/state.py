@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import records, typed
-from jaxspec.providers import Context, Usage
-from jaxspec.records import shown
-from jaxspec.typed import Place
+from jaxspec.models.provider import Context, Usage
+from jaxspec.storage import files as records
+from jaxspec.storage import typed
+from jaxspec.storage.files import shown
+from jaxspec.storage.typed import Place
 
 SNAPSHOT = "snapshot"
 """Kind of record that `save_state` writes."""

@@ -13,22 +13,13 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 
-from jaxspec.audit.decoding import decoding_law
-from jaxspec.audit.statistics import GTest, g_test
+from jaxspec.audit import GTest, decoding_law, g_test
 from jaxspec.checks import assert_whole
-from jaxspec.decode import (
-    AdaptiveTree,
-    AdaptiveTreePolicy,
-    Decoder,
-    Drafter,
-    FixedTree,
-    Metrics,
-    SampledPath,
-    metrics_of,
-)
-from jaxspec.providers import Context, Provider
-from jaxspec.records import shown
-from jaxspec.typed import Range
+from jaxspec.decode import Decoder, Metrics, metrics_of
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
+from jaxspec.models.provider import Context, Provider
+from jaxspec.storage.files import shown
+from jaxspec.storage.typed import Range
 from jaxspec.verify import RULES
 
 Progress = Callable[[str], None]
@@ -161,7 +152,7 @@ def compare_decoding(
 ) -> Comparison:
     """Compare a drafter with plain decoding of the same target.
 
-    Providers must be pure functions of context; see `jaxspec.providers.audit_provider`.
+    Providers must be pure functions of context; see `jaxspec.models.provider.audit_provider`.
 
     Args:
       name: what the drafter is called in tables.

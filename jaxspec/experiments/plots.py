@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec.decode.metrics import Rate
+from jaxspec.decode import Rate
 from jaxspec.experiments.compare import Comparison, Run
 from jaxspec.extras import needs
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec import records, typed
 from jaxspec.experiments.compare import Run
-from jaxspec.records import RecordError
-from jaxspec.typed import Place
+from jaxspec.storage import files as records
+from jaxspec.storage import typed
+from jaxspec.storage.files import RecordError
+from jaxspec.storage.typed import Place
 
 EXPERIMENT = "experiment"
 """Kind of record that `save_runs` writes."""

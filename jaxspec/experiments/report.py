@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxspec.decode.metrics import Rate
+from jaxspec.decode import Rate
 from jaxspec.experiments.compare import LawComparison, Run
 
 COUNTS = (

@@ -1,8 +1,7 @@
 """Models to verify with: networks in plain JAX, n-gram models, and what comes with the package."""
 
-from jaxspec.models.checkpoint import load_config, load_huggingface
+from jaxspec.models.bundled import shipped_pair, shipped_providers, shipped_text
 from jaxspec.models.detokenizer import Detokenizer
-from jaxspec.models.gguf import load_gguf
 from jaxspec.models.llama import (
     LlamaConfig,
     LlamaParams,
@@ -11,17 +10,18 @@ from jaxspec.models.llama import (
     llama,
     rope_frequencies,
 )
-from jaxspec.models.metadata import CheckpointWarning
+from jaxspec.models.load.gguf import load_gguf
+from jaxspec.models.load.huggingface import load_config, load_huggingface
+from jaxspec.models.load.metadata import CheckpointWarning
+from jaxspec.models.load.smollm2 import chat_prompt, find_smollm2, load_smollm2
+from jaxspec.models.load.tensors import CheckpointError
+from jaxspec.models.load.tokenizers import TextTokenizer
+from jaxspec.models.load.tunix import from_tunix
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
 from jaxspec.models.pair import CharacterTokenizer, shipped_models
-from jaxspec.models.save import save_huggingface
-from jaxspec.models.shipped import shipped_pair, shipped_providers, shipped_text
-from jaxspec.models.smollm2 import chat_prompt, find_smollm2, load_smollm2
 from jaxspec.models.stop_text import StopText
 from jaxspec.models.text import ContextError, TextError, decode, encode, split_text
-from jaxspec.models.tokenizers import TextTokenizer
-from jaxspec.models.tunix import from_tunix
-from jaxspec.models.weights import CheckpointError
+from training.save import save_huggingface
 
 __all__ = (
     "CharacterTokenizer",

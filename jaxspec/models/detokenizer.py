@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxspec.checks import described
-from jaxspec.language_model import Tokenizer
+from jaxspec.models.network import Tokenizer
 
 _LONGEST = 64
 """Tokens of context at most, unless all of them are one run of bytes: bounds the cost of a token."""

@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import assert_whole, record
-from jaxspec.language_model import LanguageModel, Tokenizer
+from jaxspec.models.network import LanguageModel, Tokenizer
 from jaxspec.models.panels import Panels, cut, dense
 
 
@@ -359,7 +359,7 @@ def llama_forward(
     cache: LlamaCache,
     at: jax.Array,
 ) -> tuple[jax.Array, LlamaCache]:
-    """Run the network over a block; see `jaxspec.language_model.Forward`.
+    """Run the network over a block; see `jaxspec.models.network.Forward`.
 
     Args:
       config: the sizes.
@@ -393,7 +393,7 @@ def llama_forward(
 
 
 def keep_slots(cache: LlamaCache, at: jax.Array, path: jax.Array) -> LlamaCache:
-    """Move accepted slots of a block to its front; see `jaxspec.language_model.Keep`.
+    """Move accepted slots of a block to its front; see `jaxspec.models.network.Keep`.
 
     Nothing but the block's front is read or written.
     """

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.models.provider import Answer, Provider, Query
 from jaxspec.models.text import ContextError, TextError, encode, refuse, token_ids
-from jaxspec.providers import Answer, Provider, Query
 
 _CHUNK = 4096  # positions scored at once by `bits_per_character`
 

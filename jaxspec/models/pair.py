@@ -9,17 +9,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.language_model import LanguageModel
-from jaxspec.models.checkpoint import LAYOUT, load_config
 from jaxspec.models.llama import llama
+from jaxspec.models.load.huggingface import LAYOUT, load_config
+from jaxspec.models.load.tensors import params_from_tensors
+from jaxspec.models.network import LanguageModel
 from jaxspec.models.text import decode, encode
-from jaxspec.models.weights import params_from_tensors
 
 _DATA = pathlib.Path(__file__).parent / "data" / "pair"
 
 
 class CharacterTokenizer:
-    """One token a character; implements `jaxspec.language_model.Tokenizer`.
+    """One token a character; implements `jaxspec.models.network.Tokenizer`.
 
     >>> tokenizer = CharacterTokenizer("abc")
     >>> tokenizer.encode("cab"), tokenizer.decode([2, 0, 1])

@@ -2,7 +2,7 @@
 
 from jaxspec.verify.bottom_up import verify_block, verify_bottom_up
 from jaxspec.verify.checked import Verifier, checked, strict
-from jaxspec.verify.registry import RULES, Rule
+from jaxspec.verify.rules import RULES, Rule
 from jaxspec.verify.top_down import verify_path, verify_tree
 from jaxspec.verify.verdict import Status, Verdict
 

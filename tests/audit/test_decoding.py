@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.audit.decoding import DecodingLaw, decoding_law, target_law
-from jaxspec.audit.statistics import g_test
-from jaxspec.decode.drafters import (
+from jaxspec.audit import DecodingLaw, decoding_law, g_test, target_law
+from jaxspec.decode import (
+    Decoder,
+    DecodeState,
+    Scores,
+    score_batched,
+    score_layered,
+    score_sequential,
+)
+from jaxspec.draft import (
     AdaptiveTree,
+    AdaptiveTreePolicy,
     Draft,
     Drafter,
     FixedTree,
     NoDraft,
     SampledPath,
 )
-from jaxspec.decode.loop import Decoder
-from jaxspec.decode.policy import AdaptiveTreePolicy
-from jaxspec.decode.state import DecodeState
-from jaxspec.providers import Context, Provider
-from jaxspec.score import Scores, score_batched, score_layered, score_sequential
+from jaxspec.models.provider import Context, Provider
 from jaxspec.trees import make_tree
 
 VOCAB = 3

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.build import (
+from jaxspec.checks import RowError
+from jaxspec.draft import (
     Capacity,
     Drafted,
     build_adaptive,
@@ -19,9 +20,8 @@ from jaxspec.build import (
     normalised_entropy,
     top_k,
 )
-from jaxspec.checks import RowError
 from jaxspec.models import fit_ngram
-from jaxspec.providers import Answer, Context, NonFiniteRowError, Provider, Query, Usage
+from jaxspec.models.provider import Answer, Context, NonFiniteRowError, Provider, Query, Usage
 
 
 class Asked:

@@ -12,18 +12,21 @@ import pytest
 from helpers.toys import DRAFTERS, draft, target
 
 import jaxspec as js
-from jaxspec.build import MAX_NODES, build_adaptive, build_top_k, normalised_entropy, top_k
-from jaxspec.decode import (
+from jaxspec.decode import Decoder, TreeAttention
+from jaxspec.draft import (
+    MAX_NODES,
     AdaptiveTree,
     AdaptiveTreePolicy,
-    Decoder,
     Drafter,
     FixedTree,
     NoDraft,
     SampledPath,
+    build_adaptive,
+    build_top_k,
+    normalised_entropy,
+    top_k,
 )
-from jaxspec.providers import Provider
-from jaxspec.score import TreeAttention
+from jaxspec.models.provider import Provider
 
 KEY = jax.random.key(0)
 TARGET, DRAFT = target().provider, draft().provider

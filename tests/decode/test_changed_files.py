@@ -16,11 +16,17 @@ import pytest
 from helpers.toys import DRAFTERS, VOCAB, draft, target
 
 from jaxspec import experiments
-from jaxspec.decode.loop import Decoder
-from jaxspec.decode.metrics import chances_of, metrics_of
-from jaxspec.decode.replay import differences, load_rounds, save_rounds
-from jaxspec.decode.state import load_state, save_state
-from jaxspec.records import RecordError
+from jaxspec.decode import (
+    Decoder,
+    chances_of,
+    differences,
+    load_rounds,
+    load_state,
+    metrics_of,
+    save_rounds,
+    save_state,
+)
+from jaxspec.storage.files import RecordError
 
 PROMPT = (0, 2)
 NAMES = ("path by block", "fixed tree")

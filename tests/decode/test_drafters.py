@@ -9,9 +9,8 @@ import pytest
 from helpers.toys import DRAFTERS, POLICY, VOCAB, WITH_A_DRAFT, Model, draft, draw_token, likely_up
 
 import jaxspec as js
-from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.decode.policy import AdaptiveTreePolicy
-from jaxspec.providers import Usage
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
+from jaxspec.models.provider import Usage
 
 CONTEXT = (2, 0)
 

@@ -22,13 +22,21 @@ from helpers.toys import (
 )
 
 import jaxspec as js
-from jaxspec.decode.drafters import AdaptiveTree, SampledPath
-from jaxspec.decode.loop import DecodeError, Decoder, Scorer
-from jaxspec.decode.metrics import Metrics, Rate, metrics_of
-from jaxspec.decode.policy import AdaptiveTreePolicy
-from jaxspec.decode.state import DecodeState
+from jaxspec.decode import (
+    DecodeError,
+    Decoder,
+    DecodeState,
+    Metrics,
+    Rate,
+    Scorer,
+    metrics_of,
+    score_batched,
+    score_layered,
+    score_sequential,
+)
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, SampledPath
 from jaxspec.models import shipped_pair
-from jaxspec.providers import (
+from jaxspec.models.provider import (
     Answer,
     Context,
     NonFiniteRowError,
@@ -38,7 +46,6 @@ from jaxspec.providers import (
     RowWidthError,
     Softmax,
 )
-from jaxspec.score import score_batched, score_layered, score_sequential
 
 PROMPT = (0,)
 KEY = jax.random.key(0)

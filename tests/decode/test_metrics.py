@@ -9,13 +9,19 @@ import pytest
 from helpers.toys import Model, counting_up, never_up, target
 
 import jaxspec as js
-from jaxspec.decode.drafters import Draft, FixedTree, SampledPath
-from jaxspec.decode.loop import Decoder
-from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
-from jaxspec.decode.replay import RoundRecord
-from jaxspec.decode.state import DecodeState, RoundSummary
-from jaxspec.providers import Usage
-from jaxspec.score import Scores
+from jaxspec.decode import (
+    Decoder,
+    DecodeState,
+    Metrics,
+    Rate,
+    RoundRecord,
+    RoundSummary,
+    Scores,
+    chances_of,
+    metrics_of,
+)
+from jaxspec.draft import Draft, FixedTree, SampledPath
+from jaxspec.models.provider import Usage
 
 
 def summary(

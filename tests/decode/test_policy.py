@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.decode.policy import AdaptiveTreePolicy
+from jaxspec.draft import AdaptiveTreePolicy
 
 POLICY = AdaptiveTreePolicy(
     min_width=2,

@@ -17,16 +17,9 @@ import pytest
 from helpers.toys import DRAFTERS, draft, round_draws, target
 
 import jaxspec as js
-from jaxspec import records
-from jaxspec.decode.loop import Decoder
-from jaxspec.decode.replay import (
-    RoundRecord,
-    differences,
-    load_rounds,
-    replay_round,
-    save_rounds,
-)
-from jaxspec.records import RecordError
+from jaxspec.decode import Decoder, RoundRecord, differences, load_rounds, replay_round, save_rounds
+from jaxspec.storage import files as records
+from jaxspec.storage.files import RecordError
 
 PROMPT = (0, 2)
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)

@@ -11,14 +11,11 @@ import pytest
 from helpers.toys import DRAFTERS, POLICY, VOCAB, draft, target
 
 import jaxspec as js
-from jaxspec import records
-from jaxspec.decode.drafters import AdaptiveTree, FixedTree, NoDraft, SampledPath
-from jaxspec.decode.loop import Decoder
-from jaxspec.decode.replay import save_rounds
-from jaxspec.decode.state import DecodeState, load_state, save_state
-from jaxspec.providers import Provider
-from jaxspec.records import RecordError
-from jaxspec.score import score_layered
+from jaxspec.decode import Decoder, DecodeState, load_state, save_rounds, save_state, score_layered
+from jaxspec.draft import AdaptiveTree, FixedTree, NoDraft, SampledPath
+from jaxspec.models.provider import Provider
+from jaxspec.storage import files as records
+from jaxspec.storage.files import RecordError
 
 PROMPT = (0, 2)
 KEY = jax.random.key(7)

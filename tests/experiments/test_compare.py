@@ -9,9 +9,9 @@ import pytest
 
 import jaxspec as js
 from jaxspec import experiments
-from jaxspec.decode import AdaptiveTreePolicy, Decoder, FixedTree, SampledPath
-from jaxspec.decode.drafters import Draft
-from jaxspec.providers import Answer, Provider
+from jaxspec.decode import Decoder
+from jaxspec.draft import AdaptiveTreePolicy, Draft, FixedTree, SampledPath
+from jaxspec.models.provider import Answer, Provider
 
 PROMPT = (0,)
 POLICY = AdaptiveTreePolicy(

@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec import experiments
 from jaxspec.decode import Metrics, Rate
-from jaxspec.records import RecordError
+from jaxspec.storage.files import RecordError
 
 ELSEWHERE = {
     "schema": "jaxspec/1",

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import record
-from jaxspec.language_model import LanguageModel, Tokenizer
+from jaxspec.models.network import LanguageModel, Tokenizer
 
 NOTHING = -1
 """What a slot holds that no token may see."""

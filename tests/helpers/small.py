@@ -16,17 +16,24 @@ import numpy as np
 
 import jaxspec as js
 from helpers.fake_model import fake_model, row_after
-from jaxspec.decode import (
+from jaxspec.decode import FusedDecoder
+from jaxspec.draft import (
+    AdaptiveModelTree,
     AdaptiveTree,
     AdaptiveTreePolicy,
+    BestFirstTree,
     Drafter,
     FixedTree,
+    FusedDrafter,
+    Lookup,
+    ModelTree,
     NoDraft,
+    Plain,
     SampledPath,
-    fused,
+    model_path,
 )
-from jaxspec.language_model import LanguageModel
-from jaxspec.providers import Context, Provider, Softmax
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.provider import Context, Provider, Softmax
 
 VOCAB = 5
 LENGTH = 40
@@ -40,20 +47,18 @@ POLICY = AdaptiveTreePolicy(
 
 LOOKUP = {2: 5, 1: 2}
 
-FUSED: dict[str, Callable[[], fused.FusedDrafter]] = {
-    "plain": fused.Plain,
-    "path by token": lambda: fused.model_path(DRAFT, 3),
-    "path by block": lambda: fused.model_path(DRAFT, 3, js.RULES["block"]),
-    "top-k tree": lambda: fused.ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
-    "tree with replacement": lambda: fused.ModelTree(DRAFT, (2, 2), js.RULES["with_replacement"]),
-    "tree without replacement": lambda: fused.ModelTree(
-        DRAFT, (2, 2), js.RULES["without_replacement"]
-    ),
-    "traversal": lambda: fused.ModelTree(DRAFT, (2, 2), js.RULES["traversal"]),
-    "adaptive tree": lambda: fused.AdaptiveModelTree(DRAFT, POLICY),
-    "best-first tree": lambda: fused.BestFirstTree(DRAFT, max_nodes=8, beam=3, depth=3),
-    "lookup": lambda: fused.Lookup(LOOKUP),
-    "lookup tree": lambda: fused.Lookup(LOOKUP, matches=2, max_nodes=6),
+FUSED: dict[str, Callable[[], FusedDrafter]] = {
+    "plain": Plain,
+    "path by token": lambda: model_path(DRAFT, 3),
+    "path by block": lambda: model_path(DRAFT, 3, js.RULES["block"]),
+    "top-k tree": lambda: ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
+    "tree with replacement": lambda: ModelTree(DRAFT, (2, 2), js.RULES["with_replacement"]),
+    "tree without replacement": lambda: ModelTree(DRAFT, (2, 2), js.RULES["without_replacement"]),
+    "traversal": lambda: ModelTree(DRAFT, (2, 2), js.RULES["traversal"]),
+    "adaptive tree": lambda: AdaptiveModelTree(DRAFT, POLICY),
+    "best-first tree": lambda: BestFirstTree(DRAFT, max_nodes=8, beam=3, depth=3),
+    "lookup": lambda: Lookup(LOOKUP),
+    "lookup tree": lambda: Lookup(LOOKUP, matches=2, max_nodes=6),
 }
 
 
@@ -62,14 +67,14 @@ TRACED: Counter[str] = Counter()
 
 
 @functools.cache
-def decoder(name: str) -> fused.FusedDecoder:
+def decoder(name: str) -> FusedDecoder:
     """One decoder of each kind, compiled once for all tests of a process and a batch size."""
 
     def draws(key: jax.Array, nodes: int, position: jax.Array) -> js.RoundDraws:
         TRACED[name] += 1
         return js.round_draws(key, nodes, position)
 
-    return fused.FusedDecoder(
+    return FusedDecoder(
         counting(TARGET), FUSED[name](), max_length=LENGTH, prefill_width=4, draws=draws
     )
 

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 import jaxspec as js
-from jaxspec.decode.drafters import AdaptiveTree, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.decode.policy import AdaptiveTreePolicy
-from jaxspec.providers import Answer, Context, Provider, Query
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
+from jaxspec.models.provider import Answer, Context, Provider, Query
 
 VOCAB = 3
 round_draws = jax.jit(js.round_draws, static_argnums=1)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from jaxspec.models.chat import ChatTemplate, read_chat_template
-from jaxspec.models.weights import CheckpointError
+from jaxspec.models.load.chat import ChatTemplate, read_chat_template
+from jaxspec.models.load.tensors import CheckpointError
 
 CHAT_ML = """\
 {% if messages[0]['role'] != 'system' %}{{ bos_token }}{% endif %}

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models.checkpoint import (
+from jaxspec.models.llama import rope_frequencies
+from jaxspec.models.load.huggingface import (
     LAYOUT,
     llama3_frequencies,
     load_config,
     load_huggingface,
 )
-from jaxspec.models.llama import rope_frequencies
-from jaxspec.models.weights import CheckpointError, params_from_tensors
+from jaxspec.models.load.tensors import CheckpointError, params_from_tensors
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

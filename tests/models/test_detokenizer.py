@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec.models import CharacterTokenizer, Detokenizer
-from jaxspec.models.tokenizers import TextTokenizer, byte_level_tokenizer
+from jaxspec.models.load.tokenizers import TextTokenizer, byte_level_tokenizer
 
 library = pytest.importorskip("tokenizers")
 

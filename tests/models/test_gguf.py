@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models.checkpoint import LAYOUT as HUGGINGFACE
-from jaxspec.models.checkpoint import load_config, load_huggingface
-from jaxspec.models.gguf import LAYOUT, load_gguf
 from jaxspec.models.llama import rope_frequencies
-from jaxspec.models.metadata import CheckpointWarning
-from jaxspec.models.weights import CheckpointError
+from jaxspec.models.load.gguf import LAYOUT, load_gguf
+from jaxspec.models.load.huggingface import LAYOUT as HUGGINGFACE
+from jaxspec.models.load.huggingface import load_config, load_huggingface
+from jaxspec.models.load.metadata import CheckpointWarning
+from jaxspec.models.load.tensors import CheckpointError
 
 gguf = pytest.importorskip("gguf")
 safetensors = pytest.importorskip("safetensors.numpy")

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from jaxspec.models import CheckpointError, CheckpointWarning, load_config, load_huggingface
-from jaxspec.models.metadata import CONFIG, GENERATION, TOKENIZER, check_keys
+from jaxspec.models.load.metadata import CONFIG, GENERATION, TOKENIZER, check_keys
 
 pytest.importorskip("safetensors")
 library = pytest.importorskip("tokenizers")

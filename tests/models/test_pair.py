@@ -7,12 +7,12 @@ import sys
 import jax
 import pytest
 
-from jaxspec.language_model import Tokenizer, assert_same_tokens
 from jaxspec.models import encode, shipped_pair, shipped_text, split_text
-from jaxspec.models.checkpoint import load_huggingface
-from jaxspec.models.figures import agreement, alpha, bits, ngram_rows, text_rows
+from jaxspec.models.load.huggingface import load_huggingface
+from jaxspec.models.network import Tokenizer, assert_same_tokens
 from jaxspec.models.pair import CharacterTokenizer, shipped_models
 from jaxspec.models.text import TextError
+from training.figures import agreement, alpha, bits, ngram_rows, text_rows
 
 DATA = importlib.resources.files("jaxspec.models") / "data" / "pair"
 VERSE = "In the beginning God created the heaven and the earth.\nAnd the earth"

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models.checkpoint import load_huggingface
-from jaxspec.models.smollm2 import chat_prompt, find_smollm2, load_smollm2
+from jaxspec.models.load.huggingface import load_huggingface
+from jaxspec.models.load.smollm2 import chat_prompt, find_smollm2, load_smollm2
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

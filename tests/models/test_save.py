@@ -14,12 +14,12 @@ import pytest
 from jaxspec.models import (
     CheckpointError,
     LlamaConfig,
-    checkpoint,
     init_llama,
     load_huggingface,
     rope_frequencies,
 )
-from jaxspec.models.save import save_huggingface
+from jaxspec.models.load import huggingface as checkpoint
+from training.save import save_huggingface
 
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")

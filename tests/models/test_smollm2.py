@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models.smollm2 import STOP_TOKENS, chat_prompt, find_smollm2, load_smollm2
+from jaxspec.models.load.smollm2 import STOP_TOKENS, chat_prompt, find_smollm2, load_smollm2
 
 REFERENCE = json.loads((pathlib.Path(__file__).parent / "data" / "smollm2.json").read_text())
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from jaxspec.models.tokenizers import TextTokenizer, byte_level_tokenizer, read_tokenizer
-from jaxspec.models.weights import CheckpointError
+from jaxspec.models.load.tensors import CheckpointError
+from jaxspec.models.load.tokenizers import TextTokenizer, byte_level_tokenizer, read_tokenizer
 
 library = pytest.importorskip("tokenizers")
 

@@ -11,11 +11,11 @@ pytest.importorskip("optax", reason="the extra train is not installed")
 pytest.importorskip("safetensors", reason="the extra models is not installed")
 
 from jaxspec.models import encode
-from jaxspec.models.checkpoint import load_huggingface
-from jaxspec.models.figures import alpha, bits, text_rows
 from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
-from jaxspec.models.save import save_huggingface
-from jaxspec.models.train import Stage, distillation_loss, main, text_loss, train
+from jaxspec.models.load.huggingface import load_huggingface
+from training.figures import alpha, bits, text_rows
+from training.save import save_huggingface
+from training.train import Stage, distillation_loss, main, text_loss, train
 
 ALPHABET = " abdehlnorstuw"
 TOKENS = encode("thou shalt not and then the sword shall rest beneath her hands " * 16, ALPHABET)

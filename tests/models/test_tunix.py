@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.decode import Decoder, FixedTree
-from jaxspec.language_model import CacheError
-from jaxspec.models.tunix import from_tunix
-from jaxspec.providers import Provider, Softmax
-from jaxspec.score import TreeAttention, chain_mask, node_contexts, score_tree
+from jaxspec.decode import Decoder, TreeAttention, node_contexts
+from jaxspec.draft import FixedTree
+from jaxspec.models.load.tunix import from_tunix
+from jaxspec.models.network import CacheError
+from jaxspec.models.provider import Provider, Softmax
+from jaxspec.models.tree_attention import chain_mask, score_tree
 
 tunix = pytest.importorskip("tunix", reason="needs google-tunix: the extra tunix")
 # Of the library and of flax, which it uses in ways that flax is about to drop.

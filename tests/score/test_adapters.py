@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.build import build_top_k
+from jaxspec.decode import Scores, node_contexts, score_batched, score_layered, score_sequential
+from jaxspec.draft import build_top_k
 from jaxspec.models import fit_ngram
-from jaxspec.providers import (
+from jaxspec.models.provider import (
     Answer,
     Context,
     MissingRowError,
@@ -22,7 +23,6 @@ from jaxspec.providers import (
     Softmax,
     Usage,
 )
-from jaxspec.score import Scores, node_contexts, score_batched, score_layered, score_sequential
 
 ADAPTERS: dict[str, Callable[..., Scores]] = {
     "sequential": score_sequential,

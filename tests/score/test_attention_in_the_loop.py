@@ -10,19 +10,10 @@ import pytest
 from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
-from jaxspec.decode import (
-    AdaptiveTree,
-    AdaptiveTreePolicy,
-    Decoder,
-    Drafter,
-    FixedTree,
-    NoDraft,
-    SampledPath,
-    metrics_of,
-)
-from jaxspec.language_model import CacheError
-from jaxspec.providers import NonFiniteRowError, Provider, Softmax
-from jaxspec.score import TreeAttention, score_batched
+from jaxspec.decode import Decoder, TreeAttention, metrics_of, score_batched
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
+from jaxspec.models.network import CacheError
+from jaxspec.models.provider import NonFiniteRowError, Provider, Softmax
 
 VOCAB = 5
 SLOTS = 40

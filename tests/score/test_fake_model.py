@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.fake_model import FakeCache, fake_model, row_after
 
-from jaxspec.language_model import LanguageModel
+from jaxspec.models.network import LanguageModel
 
 SLOTS = 16
 WIDTH = 8

@@ -11,10 +11,11 @@ import pytest
 from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
-from jaxspec.language_model import LanguageModel
+from jaxspec.decode import TreeAttention, node_contexts, score_sequential
 from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
-from jaxspec.providers import Context, Provider, Softmax, Usage, audit_provider
-from jaxspec.score import TreeAttention, node_contexts, score_sequential, score_tree
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.provider import Context, Provider, Softmax, Usage, audit_provider
+from jaxspec.models.tree_attention import score_tree
 from jaxspec.trees import ancestor_mask
 
 SLOTS = 32

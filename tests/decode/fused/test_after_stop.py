@@ -26,11 +26,25 @@ from helpers.small import (
 )
 
 import jaxspec as js
-from jaxspec.build import cut_below, node_rows
-from jaxspec.decode import AdaptiveTree, Decoder, Drafter, FixedTree, SampledPath, fused
-from jaxspec.decode.drafters import Draft
-from jaxspec.providers import Context, Provider
-from jaxspec.score import score_batched, score_layered, score_sequential
+from jaxspec.decode import (
+    Decoder,
+    Ending,
+    FusedDecoder,
+    score_batched,
+    score_layered,
+    score_sequential,
+)
+from jaxspec.draft import (
+    AdaptiveTree,
+    Draft,
+    Drafter,
+    FixedTree,
+    SampledPath,
+    cut_below,
+    model_path,
+    node_rows,
+)
+from jaxspec.models.provider import Context, Provider
 
 STOP = 2
 
@@ -140,7 +154,7 @@ class Watched:
         kind = type("Watching", (type(drafter),), {"rule": watched})
         other = object.__new__(kind)
         other.__dict__.update({k: v for k, v in drafter.__dict__.items() if k != "rule"})
-        self.decoder = fused.FusedDecoder(TARGET, other, max_length=LENGTH, prefill_width=4)
+        self.decoder = FusedDecoder(TARGET, other, max_length=LENGTH, prefill_width=4)
 
     def _note(self, tokens: Any, parents: Any) -> None:
         self.trees.append((np.asarray(tokens), np.asarray(parents)))
@@ -182,7 +196,7 @@ def test_the_rows_of_a_cut_tree_are_those_that_its_tokens_were_drawn_from() -> N
         state = one.decoder.start(
             [[2, 2]], keys(1, seed), new_tokens=25, temperature=1.0, stop_tokens=STOPS
         )
-        while state.ending.tolist() == [fused.Ending.NONE]:
+        while state.ending.tolist() == [Ending.NONE]:
             text = tuple(state.tokens[0, : int(state.length[0])].tolist())
             one.trees.clear()
             state = one.decoder.advance(state, max_rounds=1)
@@ -235,7 +249,7 @@ def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
         return jnp.where((tokens == 1)[:, None] & (positions > 3)[:, None], jnp.nan, logits), cache
 
     ended = dataclasses.replace(TARGET, forward=forward)
-    path = fused.FusedDecoder(ended, fused.model_path(DRAFT, 3), max_length=LENGTH, prefill_width=4)
+    path = FusedDecoder(ended, model_path(DRAFT, 3), max_length=LENGTH, prefill_width=4)
     for seed in range(4):
         options: dict[str, Any] = {"new_tokens": 20, "temperature": 0.25, "stop_tokens": [1]}
         (text,) = path.run([[0, 2]], keys(1, seed), **options)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.decode import fused
+from jaxspec.decode import FusedDecoder
+from jaxspec.draft import Lookup, ModelTree, model_path
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
 
 CONFIG = LlamaConfig(
@@ -25,14 +26,14 @@ CONFIG = LlamaConfig(
 NETWORK = llama(CONFIG, init_llama(jax.random.key(0), CONFIG), name="tiny")
 TREE = (2, 1)
 DRAFTERS = {
-    "path": lambda: fused.model_path(NETWORK, 2),
-    "tree": lambda: fused.ModelTree(NETWORK, TREE, js.RULES["point_mass"]),
-    "lookup": lambda: fused.Lookup({2: 4, 1: 2}),
+    "path": lambda: model_path(NETWORK, 2),
+    "tree": lambda: ModelTree(NETWORK, TREE, js.RULES["point_mass"]),
+    "lookup": lambda: Lookup({2: 4, 1: 2}),
 }
 
 
-def decoder(name: str) -> fused.FusedDecoder:
-    return fused.FusedDecoder(NETWORK, DRAFTERS[name](), max_length=150, prefill_width=8)
+def decoder(name: str) -> FusedDecoder:
+    return FusedDecoder(NETWORK, DRAFTERS[name](), max_length=150, prefill_width=8)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("path", 1), ("lookup", 1), ("tree", 2)])

@@ -14,19 +14,28 @@ from helpers.fake_model import row_after
 from helpers.small import DRAFT, LENGTH, VOCAB, matches_of, provider
 
 import jaxspec as js
-from jaxspec.decode import fused
+from jaxspec.draft import (
+    AdaptiveModelTree,
+    BestFirstTree,
+    FusedDrafter,
+    Lookup,
+    ModelTree,
+    NGramTree,
+    View,
+    model_path,
+)
 from jaxspec.models import fit_ngram
 
 SLOTS = 24
 REPEATING = ([1, 2, 3, 4, 1, 2, 3], [0], [2, 2, 2], [0, 1, 0, 1, 0], [3, 1, 4, 1, 0, 2, 3, 1, 4])
 
 
-def view_of(texts: Sequence[Sequence[int]], nodes: int, depth: int | Sequence[int]) -> fused.View:
+def view_of(texts: Sequence[Sequence[int]], nodes: int, depth: int | Sequence[int]) -> View:
     batch = len(texts)
     tokens = np.full((batch, SLOTS), 3, np.int32)  # what stands after a text is no padding
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
-    return fused.View(
+    return View(
         tokens=jnp.asarray(tokens),
         length=jnp.asarray([len(text) for text in texts], jnp.int32),
         depth=jnp.broadcast_to(jnp.asarray(depth, jnp.int32), (batch,)),
@@ -38,7 +47,7 @@ def view_of(texts: Sequence[Sequence[int]], nodes: int, depth: int | Sequence[in
 
 
 def proposed(
-    drafter: fused.FusedDrafter, texts: Sequence[Sequence[int]], depth: int | Sequence[int]
+    drafter: FusedDrafter, texts: Sequence[Sequence[int]], depth: int | Sequence[int]
 ) -> list[list[tuple[int, ...]]]:
     """The paths from the root to each node, row by row in node order; the trees are checked."""
     view = view_of(texts, drafter.capacity.max_nodes, depth)
@@ -77,13 +86,13 @@ LENGTHS = {3: 5, 2: 4, 1: 2}
 def test_lookup_copies_what_followed_the_longest_and_then_latest_match() -> None:
     texts = [*REPEATING, [1, 2, 0, 1, 2]]
     for depth in (5, 3, 0):
-        for text, paths in zip(texts, proposed(fused.Lookup(LENGTHS), texts, depth), strict=True):
+        for text, paths in zip(texts, proposed(Lookup(LENGTHS), texts, depth), strict=True):
             best = [*matches_of(text, LENGTHS), ()][0][:depth]
             assert paths == [best[:end] for end in range(1, len(best) + 1)], text
 
 
 def test_a_lookup_tree_is_the_merged_matches_level_by_level() -> None:
-    drafter = fused.Lookup(LENGTHS, matches=3)
+    drafter = Lookup(LENGTHS, matches=3)
     for depth in (5, 2):
         for text, paths in zip(REPEATING, proposed(drafter, REPEATING, depth), strict=True):
             copies = [copied[:depth] for copied in matches_of(text, LENGTHS)[:3]]
@@ -94,15 +103,15 @@ def test_a_lookup_tree_is_the_merged_matches_level_by_level() -> None:
 
 
 def test_a_lookup_tree_over_its_budget_leaves_off_the_deepest_nodes() -> None:
-    whole = proposed(fused.Lookup(LENGTHS, matches=3), REPEATING, 5)
-    cut = proposed(fused.Lookup(LENGTHS, matches=3, max_nodes=5), REPEATING, 5)
+    whole = proposed(Lookup(LENGTHS, matches=3), REPEATING, 5)
+    cut = proposed(Lookup(LENGTHS, matches=3, max_nodes=5), REPEATING, 5)
     for paths, fewer in zip(whole, cut, strict=True):
         assert fewer == [path for path in paths if len(path) <= 4][:4]
 
 
 def test_what_stands_after_a_text_is_never_copied() -> None:
     text = [0, 1, 2, 0, 1]
-    (path,) = proposed(fused.Lookup({2: 9}), [text], 9)
+    (path,) = proposed(Lookup({2: 9}), [text], 9)
     assert path[-1] == (2, 0, 1, 2, 0, 1, 2, 0, 1)
 
 
@@ -111,7 +120,7 @@ TEXT = "abcabdabcabeabcab"
 
 def test_an_ngram_tree_takes_the_most_probable_tokens_of_the_models_own_rows() -> None:
     model = fit_ngram(TEXT, 3)
-    drafter = fused.NGramTree(model, (2, 1, 2))
+    drafter = NGramTree(model, (2, 1, 2))
     texts = [[0], [0, 1], [4, 4, 0, 1], [2, 0, 1], [1, 1]]
     for depth in (3, 1):
         for text, paths in zip(texts, proposed(drafter, texts, depth), strict=True):
@@ -136,7 +145,7 @@ def log_row(context: tuple[int, ...]) -> np.ndarray:
 
 def test_a_best_first_tree_has_the_most_probable_paths_of_the_draft() -> None:
     nodes, depth = 9, 3
-    drafter = fused.BestFirstTree(DRAFT, max_nodes=nodes, beam=VOCAB, depth=depth)
+    drafter = BestFirstTree(DRAFT, max_nodes=nodes, beam=VOCAB, depth=depth)
     texts = ([1, 2, 3], [0, 4], [2, 2, 1, 0])
     for text, paths in zip(texts, paths_in_the_loop(drafter, texts), strict=True):
         scores = {
@@ -149,16 +158,16 @@ def test_a_best_first_tree_has_the_most_probable_paths_of_the_draft() -> None:
 
 
 def paths_in_the_loop(
-    drafter: fused.FusedDrafter, texts: Sequence[Sequence[int]]
+    drafter: FusedDrafter, texts: Sequence[Sequence[int]]
 ) -> list[list[tuple[int, ...]]]:
     """What a drafter with a network proposes after each text, its cache filled as the loop does."""
-    from jaxspec.decode.fused.blocks import Blocks
+    from jaxspec.models.batched import Blocks
 
     assert drafter.model is not None
     blocks = Blocks(drafter.model, LENGTH, 1)
 
     @jax.jit
-    def propose(params: Any, view: fused.View) -> js.Tree:
+    def propose(params: Any, view: View) -> js.Tree:
         cache = blocks.prefill(params, view.tokens, blocks.empty_cache(), jnp.int32(0), 8)
         draft, _ = drafter.propose(params, blocks, cache, view)
         return jax.tree.map(lambda x: x[0], draft.proposal.tree)
@@ -170,23 +179,23 @@ def paths_in_the_loop(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fused.Lookup({}), "lengths are empty"),
-        (lambda: fused.Lookup({2: 0}), "a draft is 0: must be a whole number, at least 1"),
-        (lambda: fused.Lookup({2: 2.5}), "a draft is 2.5: must be a whole number"),
-        (lambda: fused.Lookup({True: 2}), "a match is True: must be a whole number"),
-        (lambda: fused.Lookup(matches=0), "matches is 0"),
-        (lambda: fused.Lookup(max_nodes=1), "max_nodes, the root counted, is 1"),
-        (lambda: fused.NGramTree(fit_ngram("ab", 0), (1,)), "an n-gram model of order 0"),
-        (lambda: fused.NGramTree(fit_ngram("ab", 1), (3,)), "more than the 2 tokens"),
-        (lambda: fused.NGramTree(fit_ngram("ab", 1), ()), "one width of at least 1"),
-        (lambda: fused.model_path(DRAFT, 0), "depth is 0: must be a whole number, at least 1"),
-        (lambda: fused.ModelTree(DRAFT, (6,), js.RULES["point_mass"]), "more than the 5 tokens"),
-        (lambda: fused.ModelTree(DRAFT, (2,), js.RULES["token"]), "rule 'token' is for paths"),
-        (lambda: fused.BestFirstTree(DRAFT, beam=6), "a beam of 1 to 5 tokens"),
-        (lambda: fused.BestFirstTree(DRAFT, depth=1.5), "depth is 1.5: must be a whole number"),
-        (lambda: fused.ModelTree(DRAFT, (1.5,), js.RULES["token"]), "is 1.5"),
-        (lambda: fused.AdaptiveModelTree(DRAFT, widths=(-3,)), "one of them is -3"),
-        (lambda: fused.BestFirstTree(DRAFT, max_nodes=80), "from 2 to 53"),
+        (lambda: Lookup({}), "lengths are empty"),
+        (lambda: Lookup({2: 0}), "a draft is 0: must be a whole number, at least 1"),
+        (lambda: Lookup({2: 2.5}), "a draft is 2.5: must be a whole number"),
+        (lambda: Lookup({True: 2}), "a match is True: must be a whole number"),
+        (lambda: Lookup(matches=0), "matches is 0"),
+        (lambda: Lookup(max_nodes=1), "max_nodes, the root counted, is 1"),
+        (lambda: NGramTree(fit_ngram("ab", 0), (1,)), "an n-gram model of order 0"),
+        (lambda: NGramTree(fit_ngram("ab", 1), (3,)), "more than the 2 tokens"),
+        (lambda: NGramTree(fit_ngram("ab", 1), ()), "one width of at least 1"),
+        (lambda: model_path(DRAFT, 0), "depth is 0: must be a whole number, at least 1"),
+        (lambda: ModelTree(DRAFT, (6,), js.RULES["point_mass"]), "more than the 5 tokens"),
+        (lambda: ModelTree(DRAFT, (2,), js.RULES["token"]), "rule 'token' is for paths"),
+        (lambda: BestFirstTree(DRAFT, beam=6), "a beam of 1 to 5 tokens"),
+        (lambda: BestFirstTree(DRAFT, depth=1.5), "depth is 1.5: must be a whole number"),
+        (lambda: ModelTree(DRAFT, (1.5,), js.RULES["token"]), "is 1.5"),
+        (lambda: AdaptiveModelTree(DRAFT, widths=(-3,)), "one of them is -3"),
+        (lambda: BestFirstTree(DRAFT, max_nodes=80), "from 2 to 53"),
     ],
 )
 def test_drafters_that_are_none_are_refused_with_the_reason(make, message: str) -> None:
@@ -196,53 +205,53 @@ def test_drafters_that_are_none_are_refused_with_the_reason(make, message: str) 
 
 NGRAM = fit_ngram("abcab", 2)
 LIKELY = js.RULES["point_mass"]
-NO_NETWORK = "is of type Provider: must be a jaxspec.language_model.LanguageModel, such as models"
+NO_NETWORK = "is of type Provider: must be a jaxspec.models.network.LanguageModel, such as models"
 NO_WIDTHS = ": must be a sequence of widths, one for each depth, such as (2, 1)"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fused.ModelTree(provider(0.0, 1.0), (2,), LIKELY), f"model {NO_NETWORK}"),
-        (lambda: fused.ModelTree("llama", (2,), LIKELY), "model is 'llama', of type str: must be"),
-        (lambda: fused.model_path(provider(0.0, 1.0), 2), f"model {NO_NETWORK}"),
-        (lambda: fused.BestFirstTree(provider(0.0, 1.0)), f"model {NO_NETWORK}"),
-        (lambda: fused.AdaptiveModelTree(provider(0.0, 1.0)), f"model {NO_NETWORK}"),
+        (lambda: ModelTree(provider(0.0, 1.0), (2,), LIKELY), f"model {NO_NETWORK}"),
+        (lambda: ModelTree("llama", (2,), LIKELY), "model is 'llama', of type str: must be"),
+        (lambda: model_path(provider(0.0, 1.0), 2), f"model {NO_NETWORK}"),
+        (lambda: BestFirstTree(provider(0.0, 1.0)), f"model {NO_NETWORK}"),
+        (lambda: AdaptiveModelTree(provider(0.0, 1.0)), f"model {NO_NETWORK}"),
         (
-            lambda: fused.ModelTree(DRAFT, (2,), "point_mass"),
+            lambda: ModelTree(DRAFT, (2,), "point_mass"),
             'of type str: must be a jaxspec.Rule, RULES["point_mass"]',
         ),
         (
-            lambda: fused.ModelTree(DRAFT, (2,), "tokens"),
+            lambda: ModelTree(DRAFT, (2,), "tokens"),
             "rule is 'tokens', of type str: must be a jaxspec.Rule, one of RULES: token, block,",
         ),
-        (lambda: fused.model_path(DRAFT, 2, "block"), 'RULES["block"]'),
-        (lambda: fused.ModelTree(DRAFT, (1,), None), "rule is None: must be a jaxspec.Rule"),
-        (lambda: fused.ModelTree(DRAFT, (1,), js.verify_path), "must be a jaxspec.Rule"),
-        (lambda: fused.ModelTree(DRAFT, (1,), js.Rule), "rule is the class Rule: must be"),
-        (lambda: fused.ModelTree(DRAFT, 2, LIKELY), f"widths is 2, of type int{NO_WIDTHS}"),
-        (lambda: fused.ModelTree(DRAFT, {2}, LIKELY), f"widths is of type set{NO_WIDTHS}"),
-        (lambda: fused.NGramTree(NGRAM, 2), f"widths is 2, of type int{NO_WIDTHS}"),
-        (lambda: fused.NGramTree(NGRAM, np.array([2, 1])), f"of type ndarray{NO_WIDTHS}"),
+        (lambda: model_path(DRAFT, 2, "block"), 'RULES["block"]'),
+        (lambda: ModelTree(DRAFT, (1,), None), "rule is None: must be a jaxspec.Rule"),
+        (lambda: ModelTree(DRAFT, (1,), js.verify_path), "must be a jaxspec.Rule"),
+        (lambda: ModelTree(DRAFT, (1,), js.Rule), "rule is the class Rule: must be"),
+        (lambda: ModelTree(DRAFT, 2, LIKELY), f"widths is 2, of type int{NO_WIDTHS}"),
+        (lambda: ModelTree(DRAFT, {2}, LIKELY), f"widths is of type set{NO_WIDTHS}"),
+        (lambda: NGramTree(NGRAM, 2), f"widths is 2, of type int{NO_WIDTHS}"),
+        (lambda: NGramTree(NGRAM, np.array([2, 1])), f"of type ndarray{NO_WIDTHS}"),
         (
-            lambda: fused.AdaptiveModelTree(DRAFT, widths=4),
+            lambda: AdaptiveModelTree(DRAFT, widths=4),
             "widths is 4, of type int: must be a sequence of block widths, such as (1, 8)",
         ),
-        (lambda: fused.AdaptiveModelTree(DRAFT, 4), "policy is 4, of type int: must be an Ad"),
-        (lambda: fused.AdaptiveModelTree(DRAFT, None), "policy is None: must be an AdaptiveTreeP"),
-        (lambda: fused.model_path(DRAFT, None), "depth is None: must be a whole number"),
-        (lambda: fused.model_path(DRAFT, (1, 1)), "depth is (1, 1): must be a whole number"),
+        (lambda: AdaptiveModelTree(DRAFT, 4), "policy is 4, of type int: must be an Ad"),
+        (lambda: AdaptiveModelTree(DRAFT, None), "policy is None: must be an AdaptiveTreeP"),
+        (lambda: model_path(DRAFT, None), "depth is None: must be a whole number"),
+        (lambda: model_path(DRAFT, (1, 1)), "depth is (1, 1): must be a whole number"),
         (
-            lambda: fused.NGramTree(DRAFT, (1,)),
+            lambda: NGramTree(DRAFT, (1,)),
             "ngram is of type LanguageModel: must be a jaxspec.models.NGram, such as fit_ngram",
         ),
-        (lambda: fused.NGramTree(NGRAM.provider("ab"), (1,)), "ngram is of type Provider: must be"),
+        (lambda: NGramTree(NGRAM.provider("ab"), (1,)), "ngram is of type Provider: must be"),
         (
-            lambda: fused.Lookup([3, 2]),
+            lambda: Lookup([3, 2]),
             "lengths is of type list: must be a mapping from the length of a match to the tokens",
         ),
-        (lambda: fused.Lookup(3), "lengths is 3, of type int: must be a mapping"),
-        (lambda: fused.Lookup(None), "lengths is None: must be a mapping"),
+        (lambda: Lookup(3), "lengths is 3, of type int: must be a mapping"),
+        (lambda: Lookup(None), "lengths is None: must be a mapping"),
     ],
 )
 def test_arguments_of_another_kind_are_named_with_what_to_give_instead(make, message: str) -> None:

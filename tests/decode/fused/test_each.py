@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxspec.decode.fused.each import each_row
+from jaxspec.models.each import each_row
 
 
 def collatz(row, at):

@@ -16,10 +16,11 @@ from jax import lax
 
 import jaxspec as js
 from jaxspec import audit
-from jaxspec.decode import fused
-from jaxspec.language_model import LanguageModel
+from jaxspec.decode import FusedDecoder
+from jaxspec.draft import ModelTree, model_path
 from jaxspec.models import shipped_models
-from jaxspec.score import chain_mask
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.tree_attention import chain_mask
 
 pytestmark = pytest.mark.networks
 
@@ -116,16 +117,16 @@ def draws_by_key(key: jax.Array, nodes: int, position: jax.Array) -> js.RoundDra
 
 
 DRAFTERS = {
-    "path": lambda draft: fused.model_path(draft, 2),
-    "block": lambda draft: fused.model_path(draft, 2, js.RULES["block"]),
-    "sampled tree": lambda draft: fused.ModelTree(draft, (2, 2), js.RULES["without_replacement"]),
-    "point-mass tree": lambda draft: fused.ModelTree(draft, (2, 2), js.RULES["point_mass"]),
+    "path": lambda draft: model_path(draft, 2),
+    "block": lambda draft: model_path(draft, 2, js.RULES["block"]),
+    "sampled tree": lambda draft: ModelTree(draft, (2, 2), js.RULES["without_replacement"]),
+    "point-mass tree": lambda draft: ModelTree(draft, (2, 2), js.RULES["point_mass"]),
 }
 
 
 @functools.cache
-def decoder(name: str) -> fused.FusedDecoder:
-    return fused.FusedDecoder(
+def decoder(name: str) -> FusedDecoder:
+    return FusedDecoder(
         table(0),
         DRAFTERS[name](table(1)),
         max_length=1 + NEW_TOKENS,

@@ -29,9 +29,10 @@ from helpers.small import (
 )
 
 import jaxspec as js
-from jaxspec.decode import Decoder, NoDraft, fused
-from jaxspec.language_model import CacheError, ForwardError, LanguageModel, TokensDifferError
+from jaxspec.decode import Decoder, Ending, FusedDecoder, Source, texts_of
+from jaxspec.draft import FusedDrafter, Lookup, ModelTree, NGramTree, NoDraft, Plain, model_path
 from jaxspec.models import fit_ngram
+from jaxspec.models.network import CacheError, ForwardError, LanguageModel, TokensDifferError
 
 TEMPERATURE = 0.25
 HOST = list(host_drafters(1.0))
@@ -56,7 +57,7 @@ def test_at_temperature_0_the_text_is_the_greedy_one_and_no_round_is_flagged(nam
     texts = decoder(name).run(PROMPTS, keys(3), new_tokens=BUDGETS, temperature=0.0)
     for text, prompt, budget in zip(texts, PROMPTS, BUDGETS, strict=True):
         assert text.tokens == greedy(tuple(prompt), budget)
-        assert (text.status, text.ending) == (0, fused.Ending.BUDGET)
+        assert (text.status, text.ending) == (0, Ending.BUDGET)
 
 
 @pytest.mark.parametrize("name", [name for name in FUSED if name != "plain"])
@@ -65,9 +66,9 @@ def test_a_drafter_saves_target_calls_and_its_marks_add_up(name: str) -> None:
     assert sum(text.accepted for text in texts) > 0
     for text, budget in zip(texts, BUDGETS, strict=True):
         assert len(text.new_tokens) == budget
-        assert text.accepted == text.sources.count(fused.Source.DRAFT)
+        assert text.accepted == text.sources.count(Source.DRAFT)
         assert text.rounds == max(text.rounds_at)
-        assert text.rounds - text.sources.count(fused.Source.TARGET) in (0, 1)
+        assert text.rounds - text.sources.count(Source.TARGET) in (0, 1)
         assert list(text.rounds_at) == sorted(text.rounds_at)
         assert text.tokens_per_call == budget / text.rounds
 
@@ -96,12 +97,12 @@ def test_round_by_round_comes_to_the_same_text_as_at_once() -> None:
     path = decoder("path by token")
     state = path.start(PROMPTS, keys(3), new_tokens=BUDGETS, temperature=TEMPERATURE)
     lengths = [state.length.tolist()]
-    while any(text.ending == fused.Ending.NONE for text in fused.texts_of(state)):
+    while any(text.ending == Ending.NONE for text in texts_of(state)):
         state = path.advance(state, max_rounds=1)
         lengths.append(state.length.tolist())
         assert int(state.calls) == len(lengths) - 1
     whole = path.run(PROMPTS, keys(3), new_tokens=BUDGETS, temperature=TEMPERATURE)
-    assert [text.tokens for text in fused.texts_of(state)] == [text.tokens for text in whole]
+    assert [text.tokens for text in texts_of(state)] == [text.tokens for text in whole]
 
 
 def test_rows_have_their_own_temperature_budget_and_stop_tokens() -> None:
@@ -118,9 +119,9 @@ def test_rows_have_their_own_temperature_budget_and_stop_tokens() -> None:
     for row in (0, 2):
         until = free[row].new_tokens.index(stops[row]) + 1
         assert texts[row].new_tokens == free[row].new_tokens[:until]
-        assert texts[row].ending == fused.Ending.STOP
+        assert texts[row].ending == Ending.STOP
     assert texts[1].tokens == free[1].tokens
-    assert texts[1].ending == fused.Ending.BUDGET
+    assert texts[1].ending == Ending.BUDGET
 
 
 def test_a_text_ends_at_the_capacity_and_a_full_prompt_is_left_as_it_is() -> None:
@@ -182,15 +183,15 @@ def test_a_round_costs_the_narrowest_width_for_what_is_proposed_and_a_plain_step
     state = lookup.start(prompts, keys(3), new_tokens=30, temperature=0.0)
     state = lookup.advance(state, max_rounds=0)
     widths = []
-    while fused.Ending.NONE in state.ending.tolist():
-        texts, before = fused.texts_of(state), state.target_cache[1].tolist()
+    while Ending.NONE in state.ending.tolist():
+        texts, before = texts_of(state), state.target_cache[1].tolist()
         state = lookup.advance(state, max_rounds=1)
         costs = {
             after - was for after, was in zip(state.target_cache[1].tolist(), before, strict=True)
         }
         needed = 1
         for text in texts:
-            if text.ending == fused.Ending.NONE:
+            if text.ending == Ending.NONE:
                 copied = [*matches_of(text.tokens, LOOKUP), ()][0]
                 needed = max(needed, 1 + min(len(copied), 30 - len(text.new_tokens) - 1))
         assert costs == {min(width for width in (1, 3, 6) if width >= needed)}
@@ -203,46 +204,44 @@ def test_a_bad_row_ends_its_text_and_leaves_the_others_alone() -> None:
         logits, cache = TARGET.forward(params, tokens, positions, mask, cache, at)
         return jnp.where((positions == 5)[:, None], jnp.nan, logits), cache
 
-    broken = fused.FusedDecoder(
+    broken = FusedDecoder(
         dataclasses.replace(TARGET, forward=forward), max_length=LENGTH, prefill_width=4
     )
     texts = broken.run([[1, 2, 3], [0]], keys(2), new_tokens=[20, 3], temperature=0.0)
     assert texts[0].tokens == greedy((1, 2, 3), 3)
-    assert texts[0].ending == fused.Ending.UNDECIDED
+    assert texts[0].ending == Ending.UNDECIDED
     assert texts[0].status == js.Status.NON_FINITE_ROW
     assert texts[1].tokens == greedy((0,), 3)
-    assert texts[1].ending == fused.Ending.BUDGET
+    assert texts[1].ending == Ending.BUDGET
 
 
 def test_networks_that_cannot_do_it_are_refused_before_anything_runs() -> None:
     stuck = fake_model(VOCAB, name="stuck", rolls_back=False)
     with pytest.raises(CacheError, match="stuck: its cache cannot roll back"):
-        fused.FusedDecoder(stuck)
+        FusedDecoder(stuck)
     with pytest.raises(CacheError, match="stuck: its cache cannot roll back"):
-        fused.FusedDecoder(TARGET, fused.model_path(stuck, 2))
+        FusedDecoder(TARGET, model_path(stuck, 2))
     flat = fake_model(VOCAB, name="flat", takes_trees=False)
     with pytest.raises(CacheError, match="flat takes no mask, so it verifies paths only"):
-        fused.FusedDecoder(flat, fused.Lookup(matches=2))
+        FusedDecoder(flat, Lookup(matches=2))
     with pytest.raises(CacheError, match="flat takes no mask"):
-        fused.ModelTree(flat, (2, 1), js.RULES["point_mass"])
+        ModelTree(flat, (2, 1), js.RULES["point_mass"])
     fixed = fake_model(VOCAB, name="fixed", has_keep=False)
     with pytest.raises(CacheError, match="fixed has a cache whose slots cannot move"):
-        fused.FusedDecoder(fixed, fused.Lookup(matches=2))
+        FusedDecoder(fixed, Lookup(matches=2))
     with pytest.raises(CacheError, match="max_length is 40, but short was made for 30 positions"):
-        fused.FusedDecoder(fake_model(VOCAB, name="short", max_context=30), max_length=40)
+        FusedDecoder(fake_model(VOCAB, name="short", max_context=30), max_length=40)
     names = [SimpleNamespace(pieces=tuple(pieces)) for pieces in ("abcde", "abxde")]
     ours, theirs = (fake_model(VOCAB, name=t.pieces[2], tokenizer=t) for t in names)
     with pytest.raises(TokensDifferError, match="token 2 is 'c' to target c, 'x' to draft x"):
-        fused.FusedDecoder(ours, fused.model_path(theirs, 2))
+        FusedDecoder(ours, model_path(theirs, 2))
 
 
 def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them_with_their_last() -> (
     None
 ):
     flat = fake_model(VOCAB, name="flat", takes_trees=False, has_keep=False)
-    path = fused.FusedDecoder(
-        flat, fused.model_path(flat, 2), max_length=LENGTH, prefill_width=4, bonus=False
-    )
+    path = FusedDecoder(flat, model_path(flat, 2), max_length=LENGTH, prefill_width=4, bonus=False)
     (text,) = path.run([[1, 2, 3]], keys(1), new_tokens=9, temperature=0.0)
     assert text.tokens == greedy((1, 2, 3), 9)
     # Without bonus a round of 2 accepted tokens emits 2, and the last has room for 1.
@@ -313,73 +312,73 @@ def test_bad_arguments_are_named_with_their_row_and_value(
         ({"prefill_width": True}, "prefill_width is True"),
         ({"max_stop_tokens": 0}, "max_stop_tokens is 0"),
         ({"bonus": 2}, "bonus is 2: must be True or False"),
-        ({"drafter": fused.NGramTree(fit_ngram("abc", 1), (1,))}, "the drafter one of 3"),
+        ({"drafter": NGramTree(fit_ngram("abc", 1), (1,))}, "the drafter one of 3"),
     ],
 )
 def test_a_decoder_of_bad_sizes_or_of_other_tokens_is_refused(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        fused.FusedDecoder(TARGET, **arguments)
+        FusedDecoder(TARGET, **arguments)
 
 
-def own_drafter(**parts: Any) -> fused.FusedDrafter:
+def own_drafter(**parts: Any) -> FusedDrafter:
     """A drafter of one's own, with parts that are of another kind."""
-    return type("Own", (fused.Plain,), parts)()
+    return type("Own", (Plain,), parts)()
 
 
-NO_DRAFTER = "must be a fused drafter, such as fused.Plain() or fused.model_path(model, depth)"
-NO_NETWORK = ": must be a jaxspec.language_model.LanguageModel, such as models.load_huggingface"
+NO_DRAFTER = "must be a fused drafter, such as Plain() or model_path(model, depth)"
+NO_NETWORK = ": must be a jaxspec.models.network.LanguageModel, such as models.load_huggingface"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fused.FusedDecoder(provider(0.0, 1.0)), f"target is of type Provider{NO_NETWORK}"),
-        (lambda: fused.FusedDecoder("llama"), f"target is 'llama', of type str{NO_NETWORK}"),
-        (lambda: fused.FusedDecoder(TARGET.params), f"target is of type dict{NO_NETWORK}"),
-        (lambda: fused.FusedDecoder(LanguageModel), "target is the class LanguageModel: must be"),
+        (lambda: FusedDecoder(provider(0.0, 1.0)), f"target is of type Provider{NO_NETWORK}"),
+        (lambda: FusedDecoder("llama"), f"target is 'llama', of type str{NO_NETWORK}"),
+        (lambda: FusedDecoder(TARGET.params), f"target is of type dict{NO_NETWORK}"),
+        (lambda: FusedDecoder(LanguageModel), "target is the class LanguageModel: must be"),
         (
-            lambda: fused.FusedDecoder(TARGET, NoDraft()),
+            lambda: FusedDecoder(TARGET, NoDraft()),
             "drafter is of type NoDraft, which has no capacity, widths, model, params, spare_slots: "
             + NO_DRAFTER,
         ),
-        (lambda: fused.FusedDecoder(TARGET, TARGET), "drafter is of type LanguageModel, which has"),
-        (lambda: fused.FusedDecoder(TARGET, None), "drafter is None, which has no rule, capacity"),
-        (lambda: fused.FusedDecoder(TARGET, "lookup"), "drafter is 'lookup', of type str, which"),
+        (lambda: FusedDecoder(TARGET, TARGET), "drafter is of type LanguageModel, which has"),
+        (lambda: FusedDecoder(TARGET, None), "drafter is None, which has no rule, capacity"),
+        (lambda: FusedDecoder(TARGET, "lookup"), "drafter is 'lookup', of type str, which"),
         (
-            lambda: fused.FusedDecoder(TARGET, fused.Plain),
+            lambda: FusedDecoder(TARGET, Plain),
             f"drafter is the class Plain, not one made of it: {NO_DRAFTER}",
         ),
         (
-            lambda: fused.FusedDecoder(TARGET, own_drafter(model="draft")),
+            lambda: FusedDecoder(TARGET, own_drafter(model="draft")),
             f"the drafter's model is 'draft', of type str{NO_NETWORK}",
         ),
         (
-            lambda: fused.FusedDecoder(TARGET, own_drafter(rule="token")),
+            lambda: FusedDecoder(TARGET, own_drafter(rule="token")),
             "the drafter's rule is 'token', of type str: must be a jaxspec.Rule, RULES[\"token\"]",
         ),
         (
-            lambda: fused.FusedDecoder(TARGET, own_drafter(capacity=(1, 1, 0))),
+            lambda: FusedDecoder(TARGET, own_drafter(capacity=(1, 1, 0))),
             "the drafter's capacity is of type tuple: must be a Capacity(max_nodes, max_children,",
         ),
         (
-            lambda: fused.FusedDecoder(TARGET, own_drafter(widths=2)),
+            lambda: FusedDecoder(TARGET, own_drafter(widths=2)),
             "the drafter's widths is 2, of type int: must be a sequence of block widths, rising",
         ),
         (
-            lambda: fused.FusedDecoder(TARGET, own_drafter(widths=(0, 1))),
+            lambda: FusedDecoder(TARGET, own_drafter(widths=(0, 1))),
             "the drafter's widths are (0, 1): one of them is 0: must be a whole number, at least 1",
         ),
         *(
             (
-                lambda widths=widths: fused.FusedDecoder(TARGET, own_drafter(widths=widths)),
+                lambda widths=widths: FusedDecoder(TARGET, own_drafter(widths=widths)),
                 f"the drafter's widths are {tuple(widths)}: must rise, and end with its capacity's",
             )
             for widths in ((), (2,), (1, 2), [1, 1], (2, 1))
         ),
         (
-            lambda: fused.FusedDecoder(TARGET, draws=jax.random.key(0)),
+            lambda: FusedDecoder(TARGET, draws=jax.random.key(0)),
             "must be a function of (key, number of nodes, root position), such as jaxspec.round_draws",
         ),
         (lambda: decoder("plain").lower("x"), "batch is 'x': must be a whole number, at least 1"),
@@ -388,7 +387,7 @@ NO_NETWORK = ": must be a jaxspec.language_model.LanguageModel, such as models.l
             lambda: decoder("plain").advance(None),
             "state is None: must be a FusedState, such as FusedDecoder.start and advance give",
         ),
-        (lambda: fused.texts_of([1, 2]), "state is of type list: must be a FusedState"),
+        (lambda: texts_of([1, 2]), "state is of type list: must be a FusedState"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_by_name_with_what_to_give_instead(
@@ -421,20 +420,20 @@ def forward_giving(change: Callable[[Any, Any], tuple[Any, Any]]) -> LanguageMod
 def test_a_network_that_gives_no_row_for_each_token_or_another_cache_decodes_nothing(
     change: Callable[[Any, Any], tuple[Any, Any]], message: str
 ) -> None:
-    broken = fused.FusedDecoder(forward_giving(change), max_length=LENGTH, prefill_width=4)
+    broken = FusedDecoder(forward_giving(change), max_length=LENGTH, prefill_width=4)
     with pytest.raises(ForwardError, match=message):
         broken.run([[1, 2]], keys(1), new_tokens=3)
-    drafting = fused.model_path(forward_giving(change), 3)
+    drafting = model_path(forward_giving(change), 3)
     with pytest.raises(ForwardError, match="target: forward"):
-        fused.FusedDecoder(TARGET, drafting, max_length=LENGTH, prefill_width=4).lower(1)
+        FusedDecoder(TARGET, drafting, max_length=LENGTH, prefill_width=4).lower(1)
 
 
 def test_a_state_of_another_decoder_or_one_given_away_is_refused_and_can_be_used_on() -> None:
     state = decoder("plain").start([[1, 2]], keys(1), new_tokens=5)
     for other in (
-        fused.FusedDecoder(TARGET, max_length=2 * LENGTH),
-        fused.FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4, max_stop_tokens=5),
-        fused.FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4),
+        FusedDecoder(TARGET, max_length=2 * LENGTH),
+        FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4, max_stop_tokens=5),
+        FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4),
         decoder("path by token"),
     ):
         with pytest.raises(ValueError, match="the state was begun by another decoder: its"):
@@ -443,8 +442,8 @@ def test_a_state_of_another_decoder_or_one_given_away_is_refused_and_can_be_used
         with pytest.raises(ValueError, match=f"max_rounds is {rounds!r}: must be a whole number"):
             decoder("plain").advance(state, rounds)
     after = decoder("plain").advance(state, 2**40)
-    assert len(fused.texts_of(after)[0].new_tokens) == 5
-    for use in (decoder("plain").advance, fused.texts_of):
+    assert len(texts_of(after)[0].new_tokens) == 5
+    for use in (decoder("plain").advance, texts_of):
         with pytest.raises(ValueError, match="given to advance: use the one that it returned"):
             use(state)
 
@@ -453,7 +452,7 @@ def test_a_budget_beyond_the_capacity_ends_at_the_capacity_however_large() -> No
     for budget in (LENGTH, 2**63 - 1, np.uint64(2**64 - 1)):
         (text,) = decoder("plain").run([[1, 2]], keys(1), new_tokens=budget)
         assert len(text.tokens) == LENGTH
-        assert text.ending == fused.Ending.CAPACITY
+        assert text.ending == Ending.CAPACITY
 
 
 def test_tokens_of_numpy_prompts_are_taken_as_they_are() -> None:

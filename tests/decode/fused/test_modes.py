@@ -9,8 +9,7 @@ from helpers.small import FUSED, LENGTH, PROMPTS, TARGET, decoder, host_drafters
 
 import jaxspec as js
 from jaxspec import audit, decode
-from jaxspec.decode import Decoder, fused
-from jaxspec.score import TreeAttention
+from jaxspec.decode import Decoder, FusedDecoder, TreeAttention
 
 OPTIONS: dict[str, Any] = {
     "new_tokens": 12,
@@ -25,7 +24,7 @@ OPTIONS: dict[str, Any] = {
 def test_the_compiled_loop_decodes_the_same_tokens(name: str) -> None:
     (text,) = decoder(name).run(PROMPTS[:1], keys(1), **OPTIONS)
     with jax.enable_x64(True):
-        other = fused.FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4)
+        other = FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4)
         (wide,) = other.run(PROMPTS[:1], keys(1), **OPTIONS)
     assert (wide.tokens, wide.rounds, wide.status) == (text.tokens, text.rounds, 0)
 
@@ -33,7 +32,7 @@ def test_the_compiled_loop_decodes_the_same_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", ["tree without replacement", "best-first tree", "lookup tree"])
 def test_the_loop_of_every_drafter_is_traced(name: str) -> None:
     with jax.enable_x64(True):
-        fused.FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4).lower(2)
+        FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4).lower(2)
 
 
 @pytest.mark.parametrize("name", ["path by block", "top-k tree", "adaptive tree"])

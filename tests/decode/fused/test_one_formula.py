@@ -12,10 +12,23 @@ import pytest
 from helpers.small import DRAFT, PROMPTS, TARGET, host_drafters, keys, provider
 
 import jaxspec as js
-from jaxspec.build import entropies, likeliest, normalised_entropy, top_k
-from jaxspec.decode import AdaptiveTree, AdaptiveTreePolicy, Decoder, Drafter, FixedTree, fused
-from jaxspec.language_model import LanguageModel
-from jaxspec.providers import Provider, Softmax
+from jaxspec.decode import Decoder, FusedDecoder
+from jaxspec.draft import (
+    AdaptiveModelTree,
+    AdaptiveTree,
+    AdaptiveTreePolicy,
+    Drafter,
+    FixedTree,
+    FusedDrafter,
+    ModelTree,
+    entropies,
+    likeliest,
+    model_path,
+    normalised_entropy,
+    top_k,
+)
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.provider import Provider, Softmax
 
 THREE_OF_NINE = np.array([0, 0, 0, *[-np.inf] * 6], np.float32)
 POLICY = AdaptiveTreePolicy(min_width=1, max_width=4, max_depth=1, first_depth=1, max_nodes=8)
@@ -39,11 +52,11 @@ def constant(name: str, logits: np.ndarray) -> LanguageModel:
 
 
 def texts_of_both(
-    logits: np.ndarray, host: Drafter, drafter: fused.FusedDrafter, count: int
+    logits: np.ndarray, host: Drafter, drafter: FusedDrafter, count: int
 ) -> list[tuple[Any, ...]]:
     target = Provider("target", len(logits), lambda _: logits, transform=Softmax())
     one = Decoder(target, host, count).run([0], jax.random.key(1))
-    loop = fused.FusedDecoder(constant("t", logits), drafter, max_length=32, prefill_width=4)
+    loop = FusedDecoder(constant("t", logits), drafter, max_length=32, prefill_width=4)
     other = loop.run([[0]], jax.random.key(1), new_tokens=count)[0]
     drafted = sum(each.num_drafted for each in one.rounds)
     return [(one.tokens, len(one.rounds), drafted), (other.tokens, other.rounds, other.drafted)]
@@ -51,7 +64,7 @@ def texts_of_both(
 
 def test_a_row_at_the_edge_of_two_widths_gives_one_text() -> None:
     draft = Provider("draft", 9, lambda _: THREE_OF_NINE, transform=Softmax())
-    tree = fused.AdaptiveModelTree(constant("d", THREE_OF_NINE), POLICY)
+    tree = AdaptiveModelTree(constant("d", THREE_OF_NINE), POLICY)
     host, compiled = texts_of_both(THREE_OF_NINE, AdaptiveTree(draft, POLICY), tree, 8)
     assert host == compiled
     # log 3 / log 9 is one half: three candidates in each round that has room for them.
@@ -61,7 +74,7 @@ def test_a_row_at_the_edge_of_two_widths_gives_one_text() -> None:
 def test_tokens_that_a_draft_takes_for_impossible_are_candidates_in_neither_loop() -> None:
     draft = Provider("draft", 9, lambda _: THREE_OF_NINE, transform=Softmax())
     uniform = np.zeros(9, np.float32)
-    tree = fused.ModelTree(constant("d", THREE_OF_NINE), (4, 1), js.RULES["point_mass"])
+    tree = ModelTree(constant("d", THREE_OF_NINE), (4, 1), js.RULES["point_mass"])
     host, compiled = texts_of_both(uniform, FixedTree(draft, (4, 1)), tree, 12)
     assert host == compiled
 
@@ -117,12 +130,12 @@ STOPS = [[0], [3, 1], [4]]
 
 
 @functools.cache
-def without_bonus(name: str) -> fused.FusedDecoder:
-    drafter: fused.FusedDrafter = {
-        "path by block": lambda: fused.model_path(DRAFT, 3, js.RULES["block"]),
-        "top-k tree": lambda: fused.ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
+def without_bonus(name: str) -> FusedDecoder:
+    drafter: FusedDrafter = {
+        "path by block": lambda: model_path(DRAFT, 3, js.RULES["block"]),
+        "top-k tree": lambda: ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
     }[name]()
-    return fused.FusedDecoder(TARGET, drafter, max_length=40, prefill_width=4, bonus=False)
+    return FusedDecoder(TARGET, drafter, max_length=40, prefill_width=4, bonus=False)
 
 
 @pytest.mark.parametrize("name", ["path by block", "top-k tree"])

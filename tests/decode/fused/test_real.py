@@ -11,8 +11,16 @@ import pytest
 from jax import lax
 
 import jaxspec as js
-from jaxspec.decode import fused
-from jaxspec.language_model import LanguageModel
+from jaxspec.decode import Ending, FusedDecoder, FusedText
+from jaxspec.draft import (
+    AdaptiveModelTree,
+    BestFirstTree,
+    Lookup,
+    ModelTree,
+    NGramTree,
+    Plain,
+    model_path,
+)
 from jaxspec.models import (
     chat_prompt,
     find_smollm2,
@@ -22,7 +30,8 @@ from jaxspec.models import (
     shipped_text,
     split_text,
 )
-from jaxspec.score import chain_mask
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.tree_attention import chain_mask
 
 pytestmark = pytest.mark.networks
 
@@ -30,22 +39,20 @@ PROMPTS, NEW_TOKENS, LENGTH = 50, 24, 64
 GAP = 1e-3
 
 DRAFTERS = {
-    "path": lambda draft: fused.model_path(draft, 4),
-    "path by block": lambda draft: fused.model_path(draft, 4, js.RULES["block"]),
-    "top-k tree": lambda draft: fused.ModelTree(draft, (2, 2, 1), js.RULES["point_mass"]),
-    "tree with replacement": lambda draft: fused.ModelTree(
-        draft, (2, 1), js.RULES["with_replacement"]
-    ),
-    "tree without replacement": lambda draft: fused.ModelTree(
+    "path": lambda draft: model_path(draft, 4),
+    "path by block": lambda draft: model_path(draft, 4, js.RULES["block"]),
+    "top-k tree": lambda draft: ModelTree(draft, (2, 2, 1), js.RULES["point_mass"]),
+    "tree with replacement": lambda draft: ModelTree(draft, (2, 1), js.RULES["with_replacement"]),
+    "tree without replacement": lambda draft: ModelTree(
         draft, (2, 1), js.RULES["without_replacement"]
     ),
-    "traversal": lambda draft: fused.ModelTree(draft, (2, 1), js.RULES["traversal"]),
-    "adaptive tree": fused.AdaptiveModelTree,
-    "best-first tree": lambda draft: fused.BestFirstTree(draft, max_nodes=10, beam=3, depth=3),
-    "n-gram path": lambda draft: fused.NGramTree(shipped_pair()[0], (1, 1, 1)),
-    "n-gram tree": lambda draft: fused.NGramTree(shipped_pair()[0], (2, 1, 1)),
-    "lookup": lambda draft: fused.Lookup({4: 6, 2: 3}),
-    "lookup tree": lambda draft: fused.Lookup({4: 6, 2: 3}, matches=2, max_nodes=9),
+    "traversal": lambda draft: ModelTree(draft, (2, 1), js.RULES["traversal"]),
+    "adaptive tree": AdaptiveModelTree,
+    "best-first tree": lambda draft: BestFirstTree(draft, max_nodes=10, beam=3, depth=3),
+    "n-gram path": lambda draft: NGramTree(shipped_pair()[0], (1, 1, 1)),
+    "n-gram tree": lambda draft: NGramTree(shipped_pair()[0], (2, 1, 1)),
+    "lookup": lambda draft: Lookup({4: 6, 2: 3}),
+    "lookup tree": lambda draft: Lookup({4: 6, 2: 3}, matches=2, max_nodes=9),
 }
 
 
@@ -59,15 +66,13 @@ def held_out_prompts() -> list[list[int]]:
 
 
 @functools.cache
-def plain_texts() -> tuple[fused.FusedText, ...]:
-    plain = fused.FusedDecoder(shipped_models()[0], max_length=LENGTH, prefill_width=40)
+def plain_texts() -> tuple[FusedText, ...]:
+    plain = FusedDecoder(shipped_models()[0], max_length=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(0), PROMPTS)
     return plain.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
 
 
-def assert_equal_or_undecided(
-    text: fused.FusedText, plain: fused.FusedText, network: LanguageModel
-) -> None:
+def assert_equal_or_undecided(text: FusedText, plain: FusedText, network: LanguageModel) -> None:
     """Texts are equal, or part where the network's two greatest logits are all but equal."""
     if text.tokens == plain.tokens:
         return
@@ -85,7 +90,7 @@ def assert_equal_or_undecided(
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_of_50_prompts_are_those_of_the_plain_loop(name: str) -> None:
     target, draft = shipped_models()
-    decoder = fused.FusedDecoder(target, DRAFTERS[name](draft), max_length=LENGTH, prefill_width=40)
+    decoder = FusedDecoder(target, DRAFTERS[name](draft), max_length=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(1), PROMPTS)
     texts = decoder.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
     assert sum(text.accepted for text in texts) > PROMPTS
@@ -114,8 +119,8 @@ def remembering(model: LanguageModel, nodes: int) -> LanguageModel:
 
 def test_in_bfloat16_every_token_is_the_arg_max_of_the_forward_that_verified_it() -> None:
     target, draft = shipped_models(jnp.bfloat16)[0], shipped_models()[1]
-    decoder = fused.FusedDecoder(
-        remembering(target, 4), fused.model_path(draft, 3), max_length=LENGTH, prefill_width=40
+    decoder = FusedDecoder(
+        remembering(target, 4), model_path(draft, 3), max_length=LENGTH, prefill_width=40
     )
     state = decoder.start(
         [held_out_prompts()[5]], jax.random.key(2), new_tokens=20, temperature=0.0
@@ -123,7 +128,7 @@ def test_in_bfloat16_every_token_is_the_arg_max_of_the_forward_that_verified_it(
     state = decoder.advance(state, max_rounds=0)
     assert jax.tree.leaves(state.target_cache[0])[0].dtype == jnp.bfloat16
     lengths = [int(state.length[0])]
-    while int(state.ending[0]) == fused.Ending.NONE:
+    while int(state.ending[0]) == Ending.NONE:
         state = decoder.advance(state, max_rounds=1)
         lengths.append(int(state.length[0]))
         emitted = np.asarray(state.tokens)[0, lengths[-2] : lengths[-1]]
@@ -147,8 +152,8 @@ def test_greedy_texts_of_smollm2_are_those_of_the_plain_loop() -> None:
     ]
     options: dict[str, Any] = {"new_tokens": 32, "temperature": 0.0, "stop_tokens": (2,)}
     loops = [
-        fused.FusedDecoder(target, drafter, max_length=160)
-        for drafter in (fused.Plain(), fused.Lookup(), fused.Lookup({3: 4}, matches=2, max_nodes=7))
+        FusedDecoder(target, drafter, max_length=160)
+        for drafter in (Plain(), Lookup(), Lookup({3: 4}, matches=2, max_nodes=7))
     ]
     for prompt in prompts:
         plain, *others = (loop.run([prompt], jax.random.key(0), **options)[0] for loop in loops)

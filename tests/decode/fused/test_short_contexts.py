@@ -12,18 +12,18 @@ from helpers.fake_model import fake_model, row_after
 from helpers.small import DRAFT, LENGTH, POLICY, PROMPTS, TARGET, VOCAB, greedy, keys, provider
 
 import jaxspec as js
-from jaxspec.decode import (
+from jaxspec.decode import Decoder, FusedDecoder, FusedText, Source, TreeAttention, metrics_of
+from jaxspec.draft import (
+    AdaptiveModelTree,
     AdaptiveTree,
-    Decoder,
     FixedTree,
+    ModelTree,
     NoDraft,
     SampledPath,
-    fused,
-    metrics_of,
+    model_path,
 )
-from jaxspec.language_model import LanguageModel
-from jaxspec.providers import Context, Provider, Softmax
-from jaxspec.score import TreeAttention
+from jaxspec.models.network import LanguageModel
+from jaxspec.models.provider import Context, Provider, Softmax
 
 MOST = 12
 SHORT = fake_model(VOCAB, name="short", noise=0.5, max_context=MOST)
@@ -47,19 +47,19 @@ def limited(inner: Provider, most: int) -> Provider:
 DRAFTERS: dict[str, Any] = {
     "path by token": (
         lambda draft: SampledPath(draft, 3),
-        lambda model: fused.model_path(model, 3),
+        lambda model: model_path(model, 3),
     ),
     "path by block": (
         lambda draft: SampledPath(draft, 3, js.RULES["block"]),
-        lambda model: fused.model_path(model, 3, js.RULES["block"]),
+        lambda model: model_path(model, 3, js.RULES["block"]),
     ),
     "top-k tree": (
         lambda draft: FixedTree(draft, (2, 2, 1)),
-        lambda model: fused.ModelTree(model, (2, 2, 1), js.RULES["point_mass"]),
+        lambda model: ModelTree(model, (2, 2, 1), js.RULES["point_mass"]),
     ),
     "adaptive tree": (
         lambda draft: AdaptiveTree(draft, POLICY),
-        lambda model: fused.AdaptiveModelTree(model, POLICY),
+        lambda model: AdaptiveModelTree(model, POLICY),
     ),
 }
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
@@ -67,10 +67,10 @@ each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 
 def assert_both_loops_decode_alike(
     name: str, draft: LanguageModel, host_draft: dict[bool, Provider], target: LanguageModel
-) -> list[fused.FusedText]:
+) -> list[FusedText]:
     """The compiled text is that of the host loop, and greedy at temperature 0."""
     on_host, compiled = DRAFTERS[name]
-    loop = fused.FusedDecoder(target, compiled(draft), max_length=LENGTH, prefill_width=4)
+    loop = FusedDecoder(target, compiled(draft), max_length=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     is_sampled = name.startswith("path")
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
@@ -95,9 +95,7 @@ def test_a_draft_of_shorter_context_drafts_while_it_can(name: str) -> None:
 
 
 def test_sequences_of_a_batch_draft_each_as_long_as_it_can() -> None:
-    loop = fused.FusedDecoder(
-        TARGET, fused.model_path(SHORT, 3), max_length=LENGTH, prefill_width=4
-    )
+    loop = FusedDecoder(TARGET, model_path(SHORT, 3), max_length=LENGTH, prefill_width=4)
     prompts = ([1, 2], [1] * 20, [0, 1, 2] * 4)
     together = loop.run(prompts, keys(3), new_tokens=9, temperature=0.25)
     assert [text.drafted > 0 for text in together] == [True, False, True]
@@ -173,9 +171,9 @@ def test_a_draft_padded_to_more_tokens_than_the_target_drafts_the_common_ones(na
     drafts = {True: wide(0.25), False: wide(1.0)}
     texts = assert_both_loops_decode_alike(name, widened(DRAFT, VOCAB + 2), drafts, TARGET)
     assert sum(text.accepted for text in texts) > 0
-    plain = fused.FusedDecoder(
-        TARGET, DRAFTERS[name][1](DRAFT), max_length=LENGTH, prefill_width=4
-    ).run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
+    plain = FusedDecoder(TARGET, DRAFTERS[name][1](DRAFT), max_length=LENGTH, prefill_width=4).run(
+        PROMPTS, keys(3), new_tokens=25, temperature=0.25
+    )
     assert [text.tokens for text in plain] == [text.tokens for text in texts]
 
 
@@ -199,7 +197,7 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         return np.concatenate([logits, np.full(2, likely(len(context), np), np.float32)])
 
     on_host, compiled = DRAFTERS[name]
-    loop = fused.FusedDecoder(target, compiled(DRAFT), max_length=LENGTH, prefill_width=4)
+    loop = FusedDecoder(target, compiled(DRAFT), max_length=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     draft = provider(0.5, 0.25 if name.startswith("path") else 1.0)
     wide = Provider("wide", VOCAB + 2, row, transform=Softmax(0.25))
@@ -210,5 +208,5 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         assert text.rounds == len(one.rounds)
         assert text.status == 0
         strange = next(n for n, token in enumerate(text.tokens) if token >= VOCAB)
-        assert fused.Source.DRAFT not in text.sources[strange + 1 :]
+        assert Source.DRAFT not in text.sources[strange + 1 :]
     assert sum(text.accepted for text in texts) > 0

@@ -1,0 +1,155 @@
+"""Where a batch of decodes stands, and what came out of it.
+
+In the shape descriptions B denotes the batch, S the slots of a text, K the stop tokens there is room
+for.
+"""
+
+import dataclasses
+import enum
+
+import jax
+import numpy as np
+
+from jaxspec.checks import assert_kind, record
+from jaxspec.decode.commit import Ending
+from jaxspec.models.network import Cache
+from jaxspec.transfers import moves_data
+
+
+class Source(enum.IntEnum):
+    """Where a token of a text came from."""
+
+    PROMPT = 0
+    DRAFT = 1
+    """Drafted and accepted."""
+    TARGET = 2
+    """Drawn from the target: a replacement, a bonus token, or a plain step."""
+
+
+@record
+class FusedState:
+    """Where a batch stands; the compiled loop takes one and gives one back.
+
+    Attributes:
+      tokens: int32 [B, S], each text, then anything.
+      sources: int8 [B, S], a `Source` for each token.
+      rounds_at: int32 [B, S], for each emitted token the number of its round, from 1.
+      length: int32 [B], tokens of each text.
+      prompt_length: int32 [B].
+      limit: int32 [B], length at which a text ends.
+      is_budget: bool [B], whether the limit is the budget, not the capacity.
+      stop_tokens: int32 [B, K], then -1.
+      temperature: float32 [B].
+      top_k: int32 [B].
+      top_p: float32 [B].
+      keys: typed keys [B]; a round's draws depend on it and the root's position alone.
+      depth: int32 [B], depth to draft in the next round.
+      ending: int32 [B], an `Ending`.
+      status: int32 [B], bits of `jaxspec.Status` of all rounds.
+      rounds: int32 [B], rounds done; each is one call of the target.
+      drafted: int32 [B], candidates of all rounds.
+      accepted: int32 [B], tokens accepted of them.
+      calls: int32 [], forwards of the target, shared by the batch; prefill is not counted.
+      prefilled: int32 [], chunks of the prompts that the caches hold.
+      target_cache: with a leading B if that is more than 1.
+      draft_cache: likewise; () without a draft network.
+    """
+
+    tokens: jax.Array  # [B, S]
+    sources: jax.Array  # [B, S]
+    rounds_at: jax.Array  # [B, S]
+    length: jax.Array  # [B]
+    prompt_length: jax.Array  # [B]
+    limit: jax.Array  # [B]
+    is_budget: jax.Array  # [B]
+    stop_tokens: jax.Array  # [B, K]
+    temperature: jax.Array  # [B]
+    top_k: jax.Array  # [B]
+    top_p: jax.Array  # [B]
+    keys: jax.Array  # [B]
+    depth: jax.Array  # [B]
+    ending: jax.Array  # [B]
+    status: jax.Array  # [B]
+    rounds: jax.Array  # [B]
+    drafted: jax.Array  # [B]
+    accepted: jax.Array  # [B]
+    calls: jax.Array  # []
+    prefilled: jax.Array  # []
+    target_cache: Cache
+    draft_cache: Cache
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FusedText:
+    """What one row of a batch has come to.
+
+    Attributes:
+      tokens: prompt and emitted tokens.
+      prompt_length: how many of them are the prompt.
+      sources: a `Source` for each.
+      rounds_at: for each token the round that emitted it, from 1; 0 for the prompt.
+      ending: why it ended; `Ending.NONE` while it goes on.
+      status: bits of `jaxspec.Status` of all its rounds.
+      rounds: target calls.
+      drafted: candidates.
+      accepted: tokens accepted of them.
+    """
+
+    tokens: tuple[int, ...]
+    prompt_length: int
+    sources: tuple[Source, ...]
+    rounds_at: tuple[int, ...]
+    ending: Ending
+    status: int
+    rounds: int
+    drafted: int
+    accepted: int
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        """The tokens emitted."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def tokens_per_call(self) -> float:
+        """New tokens per target call; 0 before the first."""
+        return len(self.new_tokens) / self.rounds if self.rounds else 0.0
+
+
+def assert_alive(state: FusedState) -> None:
+    """Refuse what is no state, and one whose buffers `FusedDecoder.advance` took over."""
+    wanted = "a FusedState, such as FusedDecoder.start and advance give"
+    assert_kind("state", state, FusedState, wanted)
+    if state.length.is_deleted():
+        raise ValueError("this state was given to advance: use the one that it returned")
+
+
+@moves_data
+def texts_of(state: FusedState) -> tuple[FusedText, ...]:
+    """Read a state on the host, one text for each row.
+
+    Raises:
+      ValueError: the state is none, or was given to `FusedDecoder.advance`.
+    """
+    assert_alive(state)
+    small = {
+        field.name: np.asarray(getattr(state, field.name))
+        for field in dataclasses.fields(FusedState)
+        if field.name not in ("keys", "target_cache", "draft_cache")
+    }
+    texts = []
+    for row, length in enumerate(small["length"].tolist()):
+        texts.append(
+            FusedText(
+                tokens=tuple(small["tokens"][row, :length].tolist()),
+                prompt_length=int(small["prompt_length"][row]),
+                sources=tuple(Source(s) for s in small["sources"][row, :length].tolist()),
+                rounds_at=tuple(small["rounds_at"][row, :length].tolist()),
+                ending=Ending(int(small["ending"][row])),
+                status=int(small["status"][row]),
+                rounds=int(small["rounds"][row]),
+                drafted=int(small["drafted"][row]),
+                accepted=int(small["accepted"][row]),
+            )
+        )
+    return tuple(texts)

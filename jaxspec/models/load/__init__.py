@@ -1,0 +1,1 @@
+"""Loaders: checkpoints, GGUF files, tokenizers and networks of other libraries."""

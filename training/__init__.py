@@ -1,0 +1,1 @@
+"""Train the pair of networks that is bundled with jaxspec; not part of the installed package."""

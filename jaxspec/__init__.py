@@ -21,8 +21,8 @@ from jaxspec.verify import (
     checked,
     strict,
     verify_block,
-    verify_bottom_up,
     verify_path,
+    verify_traversal,
     verify_tree,
 )
 
@@ -60,7 +60,7 @@ __all__ = (
     "sampled_path",
     "strict",
     "verify_block",
-    "verify_bottom_up",
     "verify_path",
+    "verify_traversal",
     "verify_tree",
 )

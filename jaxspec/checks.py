@@ -117,7 +117,7 @@ def assert_array(name: str, value: Any, axes: Mapping[str, int | None], dtype: A
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def record(cls: type[T]) -> type[T]:
+def struct(cls: type[T]) -> type[T]:
     """Make a class an immutable record of arrays (a pytree), built by keyword only."""
     return chex.dataclass(cls, frozen=True, mappable_dataclass=False, kw_only=True)
 

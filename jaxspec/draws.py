@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import DrawError, assert_array, assert_kind, assert_whole, check_all, record
+from jaxspec.checks import DrawError, assert_array, assert_kind, assert_whole, check_all, struct
 from jaxspec.rows import is_uniform
 from jaxspec.transfers import moves_data
 
 THREEFRY = "threefry2x32"
 
 
-@record
+@struct
 class Draws:
     """The uniforms that one verification reads.
 
@@ -36,7 +36,7 @@ class Draws:
     final: jax.Array  # [2]
 
 
-@record
+@struct
 class RoundDraws:
     """The uniforms of one round, those of the draft kept apart from those of the verifier.
 

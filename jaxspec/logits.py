@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import check_all, record
+from jaxspec.checks import check_all, struct
 from jaxspec.loops import fori_loop, varying_alike, when
-from jaxspec.rows import BLOCK, LEAST, SPAN, Normaliser, slice_of, sum_rows, window
+from jaxspec.rows import LEAST, SPAN, TILE, Normaliser, slice_of, sum_rows, window
 
 T = TypeVar("T")
 
 
-@record
+@struct
 class LogitNormaliser:
     """What one pass over a row of logits leaves behind.
 
@@ -36,7 +36,7 @@ class LogitNormaliser:
     floor: jax.Array  # []
 
 
-@record
+@struct
 class Logits:
     """Rows stored as logits, with the temperature they are sampled at.
 
@@ -91,7 +91,7 @@ class Logits:
             piece = raw(start, size)
             new_peak = jnp.maximum(peak, jnp.max(piece))
             weights = self._exponential(piece, new_peak)
-            width = BLOCK if size % BLOCK == 0 else size
+            width = TILE if size % TILE == 0 else size
             added = jnp.sum(sum_rows(weights.reshape(-1, width), spans=spans))
             return new_peak, mass * self._exponential(peak, new_peak) + added
 
@@ -156,7 +156,7 @@ class Logits:
     def _scan(self, step: Callable[[Any, int, T], T], start: T, *, spans: bool) -> T:
         """Fold over the row: span by span, or all at once."""
         vocab = self.values.shape[1]
-        span = min(SPAN * BLOCK, vocab) if spans else vocab
+        span = min(SPAN * TILE, vocab) if spans else vocab
         trips, rest = divmod(vocab, span)
         # The state varies over a mesh as the rows do, or the token that is looked for in them.
         start, _ = varying_alike((start, (self.values, self.temperature, self.first)))

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_kind, check_all, record
+from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_kind, check_all, struct
 from jaxspec.logits import Logits
 from jaxspec.loops import scan, varying_alike
 from jaxspec.rows import Probabilities, draw_token, weights_of
@@ -32,7 +32,7 @@ Rows: TypeAlias = jax.Array | Probabilities | Logits
 """What a verifier takes as rows: probabilities [R, V], or a record of `Probabilities` or `Logits`."""
 
 
-@record
+@struct
 class Remainder:
     """What is left of one node's target row after the candidates rejected so far.
 
@@ -139,7 +139,7 @@ class Proposal(Protocol):
         """Draw the siblings below one parent."""
 
 
-@record
+@struct
 class PointMass:
     """Candidates chosen by any rule that looks at nothing but the past (top-k, n-gram, lookup).
 
@@ -198,7 +198,7 @@ class PointMass:
         return jax.lax.top_k(draft_row, pairs.shape[0])[1].astype(jnp.int32)
 
 
-@record
+@struct
 class WithReplacement:
     """Candidates drawn independently, each from its parent's draft row.
 
@@ -258,7 +258,7 @@ class WithReplacement:
         return jax.vmap(draw_token, in_axes=(0, None))(pairs, draft_row)
 
 
-@record
+@struct
 class WithoutReplacement:
     """Candidates drawn from their parent's draft row with earlier siblings removed.
 

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, described, record
+from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, described, struct
 from jaxspec.loops import fori_loop, zeros_like_result
 
-BLOCK = 512
+TILE = 512
 """Tokens in a block of the vocabulary. A draw first picks a block, then a token inside it."""
 
 SPAN = 32
-"""Blocks summed at a time on CPU, so that a span of two rows stays in the cache."""
+"""BatchedNetwork summed at a time on CPU, so that a span of two rows stays in the cache."""
 
 LEAST = 1.1754944e-38
 """The least normal float32. Smaller weights count as 0, smaller temperatures are 0."""
@@ -73,7 +73,7 @@ class RowSource(Protocol):
         """Check under a trace the values of the rows that are used, bool [num_rows]."""
 
 
-@record
+@struct
 class Probabilities:
     """Rows stored as probabilities.
 
@@ -253,13 +253,13 @@ def block_sums(
       spans: go through the row a span of blocks at a time (fast on CPU) or all at once.
 
     Returns:
-      A tuple of float32 [ceil(V / BLOCK)].
+      A tuple of float32 [ceil(V / TILE)].
     """
-    full, tail = divmod(vocab, BLOCK)
+    full, tail = divmod(vocab, TILE)
 
     def sums(start: Any, blocks: int) -> tuple[jax.Array, ...]:
         return tuple(
-            sum_rows(x.reshape(blocks, BLOCK), spans=spans) for x in piece(start, blocks * BLOCK)
+            sum_rows(x.reshape(blocks, TILE), spans=spans) for x in piece(start, blocks * TILE)
         )
 
     span = min(SPAN, full) if spans else full
@@ -271,7 +271,7 @@ def block_sums(
             empty = tuple(jnp.tile(x, trips) for x in one)
 
             def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                new = sums(trip * (span * BLOCK), span)
+                new = sums(trip * (span * TILE), span)
                 return tuple(
                     lax.dynamic_update_slice(old, x, (trip * span,))
                     for old, x in zip(done, new, strict=True)
@@ -281,9 +281,9 @@ def block_sums(
         else:
             parts.append(sums(0, span))
         if rest:
-            parts.append(sums(trips * span * BLOCK, rest))
+            parts.append(sums(trips * span * TILE, rest))
     if tail:
-        parts.append(tuple(x.sum(keepdims=True) for x in piece(full * BLOCK, tail)))
+        parts.append(tuple(x.sum(keepdims=True) for x in piece(full * TILE, tail)))
     return tuple(jnp.concatenate(xs) for xs in zip(*parts, strict=True))
 
 
@@ -299,8 +299,8 @@ def sum_rows(x: jax.Array, *, spans: bool) -> jax.Array:
 
 def block_span(block: jax.Array, vocab: int) -> tuple[jax.Array, int]:
     """Return (start, size) of a stretch of fixed size that covers block `block` of the row."""
-    size = min(BLOCK, vocab)
-    return jnp.minimum(block * BLOCK, vocab - size), size
+    size = min(TILE, vocab)
+    return jnp.minimum(block * TILE, vocab - size), size
 
 
 def draw_from_blocks(
@@ -326,7 +326,7 @@ def draw_from_blocks(
     block = invert(pair[0], sums) if sums.shape[0] > 1 else jnp.int32(0)
     start, size = block_span(block, vocab)
     inside = (
-        start + jnp.arange(size, dtype=jnp.int32) >= block * BLOCK
+        start + jnp.arange(size, dtype=jnp.int32) >= block * TILE
     )  # the last block may be short
     return start + invert(pair[1], jnp.where(inside, piece(start, size), 0.0))
 
@@ -345,7 +345,7 @@ def invert(u: jax.Array, weights: jax.Array) -> jax.Array:
 
 def used_pair(pair: jax.Array, vocab: int) -> jax.Array:
     """Return the numbers of a pair that a draw from V tokens reads: both, or the second alone."""
-    return pair if vocab > BLOCK else pair[1:]
+    return pair if vocab > TILE else pair[1:]
 
 
 def is_uniform(u: jax.Array) -> jax.Array:
@@ -359,8 +359,8 @@ def draw_token(pair: jax.Array, row: jax.Array) -> jax.Array:
     The token has the law `row / sum(row)`, to 2^-24 of each block's share.
 
     Args:
-      pair: float32 [2] in [0, 1): which block of `BLOCK` tokens, where inside it. For V up to
-        `BLOCK` only the second number matters.
+      pair: float32 [2] in [0, 1): which block of `TILE` tokens, where inside it. For V up to
+        `TILE` only the second number matters.
       row: float [V], finite and non-negative weights; one below the least normal float32 counts as 0.
 
     Returns:

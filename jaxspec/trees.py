@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import TreeError, assert_array, check_all, record
+from jaxspec.checks import TreeError, assert_array, check_all, struct
 from jaxspec.loops import fori_loop
 from jaxspec.transfers import moves_data
 
@@ -25,7 +25,7 @@ NONE = -1
 """Padding: the parent of the root, a child slot or node that is not there, a token not emitted."""
 
 
-@record
+@struct
 class Tree:
     """Candidates by parent.
 

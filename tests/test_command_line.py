@@ -23,7 +23,7 @@ from jaxspec.audit import report as reports
 from jaxspec.cli import app as command_line
 from jaxspec.cli import bench, compare
 from jaxspec.cli.terminal import Progress
-from jaxspec.models import shipped_text, split_text
+from jaxspec.models import bundled_text, split_text
 
 GRIDS = {"single_path": [2500, 7500], "two_level_tree": [2000, 500, 3000, 4500]}
 
@@ -188,8 +188,8 @@ def test_without_a_command_the_audit_is_followed_by_real_text(whole_run):
 def test_the_prompt_shown_is_held_out_and_its_continuations_differ(whole_run):
     _, lines = whole_run
     prompt = shown_text(lines, "prompt").removesuffix(" /")
-    assert prompt in split_text(shipped_text(), held_out=True)
-    assert prompt not in split_text(shipped_text())
+    assert prompt in split_text(bundled_text(), held_out=True)
+    assert prompt not in split_text(bundled_text())
     assert len({shown_text(lines, name) for name in DECODERS}) == 4
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxspec import bench, models
 from jaxspec.cli import app as command_line
 from jaxspec.cli import generate
-from jaxspec.decode import Ending, FusedDecoder, FusedText, Source
+from jaxspec.decode import CompiledDecoder, DecodedText, Ending, Source
 from jaxspec.models.load.chat import ChatTemplate
 from jaxspec.models.network import LanguageModel
 from jaxspec.verify import Status
@@ -163,7 +163,7 @@ def begun_with(monkeypatch, target, *change):
         found.extend([self, options])
         raise BegunError
 
-    monkeypatch.setattr(FusedDecoder, "start", start)
+    monkeypatch.setattr(CompiledDecoder, "start", start)
     with pytest.raises(BegunError):
         run_on(monkeypatch, target, *change)
     return found
@@ -225,7 +225,7 @@ class Bytes:
 
 
 def text_of(tokens, sources, ending=Ending.NONE):
-    return FusedText(
+    return DecodedText(
         tokens=tokens,
         prompt_length=0,
         sources=sources,

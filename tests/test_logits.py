@@ -10,7 +10,7 @@ from jaxspec import Status
 
 BATCH = 512
 WIDE = 33380  # two spans of 32 blocks, one more block, a tail of 100
-BLOCK = 512
+TILE = 512
 
 ROOT_ALONE = js.PointMass(tree=js.make_tree([-1], [-1]))
 
@@ -23,7 +23,7 @@ def draw(logits: np.ndarray, temperature: np.ndarray, final: np.ndarray) -> js.V
     batch = len(temperature)
     draws = js.Draws(accept=jnp.zeros((batch, 1)), final=jnp.asarray(final, jnp.float32))
     values, temperatures = jnp.asarray(logits)[None], jnp.asarray(temperature, jnp.float32)
-    if len(logits) <= BLOCK:
+    if len(logits) <= TILE:
         rows = js.Logits(values=values, temperature=temperatures)
         axes = (0, None, js.Logits(values=None, temperature=0))
         return jax.vmap(js.verify_tree, in_axes=axes)(draws, ROOT_ALONE, rows)
@@ -49,17 +49,17 @@ def assert_law(logits: np.ndarray, temperature: float, *, batch: int = BATCH) ->
     final = np.random.default_rng(0).random((batch, 2)).astype(np.float32)
     verdict = draw(logits, np.full(batch, temperature), final)
     assert not verdict.status.any()
-    sums = np.add.reduceat(law, np.arange(0, len(law), BLOCK))
+    sums = np.add.reduceat(law, np.arange(0, len(law), TILE))
     num_compared = 0
     for (first, second), token in zip(final, np.asarray(verdict.tokens)[:, 0], strict=True):
         running = np.cumsum(sums)
-        block = int(np.argmax(running > first)) if len(law) > BLOCK else 0
-        within = np.cumsum(law[block * BLOCK : (block + 1) * BLOCK])
+        block = int(np.argmax(running > first)) if len(law) > TILE else 0
+        within = np.cumsum(law[block * TILE : (block + 1) * TILE])
         within /= within[-1]
         near = min(np.abs(running[:-1] - first).min(initial=1), np.abs(within - second).min())
         if near > 1e-5:
             num_compared += 1
-            assert token == block * BLOCK + np.argmax(within > second)
+            assert token == block * TILE + np.argmax(within > second)
     assert num_compared > 0.9 * batch
 
 

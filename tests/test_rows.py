@@ -11,7 +11,7 @@ import pytest
 
 import jaxspec as js
 
-BLOCK = 512
+TILE = 512
 SIZE = 1600
 BELOW_ONE = np.float32(1 - 2**-24)
 
@@ -43,8 +43,8 @@ def sparse_row(vocab: int, seed: int) -> np.ndarray:
     """Draw a row half of whose tokens, and half of whose blocks, have no weight."""
     generator = np.random.default_rng(seed)
     row = generator.random(vocab) ** 3 * (generator.random(vocab) < 0.5)
-    if vocab > BLOCK:
-        row *= np.repeat(generator.random(vocab // BLOCK + 1) < 0.5, BLOCK)[:vocab]
+    if vocab > TILE:
+        row *= np.repeat(generator.random(vocab // TILE + 1) < 0.5, TILE)[:vocab]
     row[vocab // 2] += 0.01
     return (row / row.sum()).astype(np.float32)
 
@@ -56,9 +56,9 @@ def test_counts_over_a_grid_are_exactly_the_row() -> None:
 
 
 def test_counts_over_a_grid_of_pairs_are_exactly_the_row_of_three_blocks() -> None:
-    # Blocks of mass 1/4, 1/2, 1/4, the last of 76 tokens; inside, 8, 4 and 2 equal tokens.
-    row = np.zeros(2 * BLOCK + 76, np.float32)
-    row[3:11], row[BLOCK : BLOCK + 4], row[-2:] = 1 / 32, 1 / 8, 1 / 8
+    # BatchedNetwork of mass 1/4, 1/2, 1/4, the last of 76 tokens; inside, 8, 4 and 2 equal tokens.
+    row = np.zeros(2 * TILE + 76, np.float32)
+    row[3:11], row[TILE : TILE + 4], row[-2:] = 1 / 32, 1 / 8, 1 / 8
     counts = np.bincount(draw(grid(8, 32), row), minlength=len(row))
     assert counts.tolist() == (row * 256).tolist()
 
@@ -69,31 +69,31 @@ def test_the_row_need_not_be_normalised() -> None:
     assert (draw(pairs, weights) == draw(pairs, weights / 16)).all()
 
 
-@pytest.mark.parametrize("vocab", [7, BLOCK, 5000, 33380])
+@pytest.mark.parametrize("vocab", [7, TILE, 5000, 33380])
 def test_a_draw_is_the_inverse_cdf_of_blocks_then_of_tokens(vocab: int) -> None:
     generator = np.random.default_rng(vocab)
     row = sparse_row(vocab, vocab)
     pairs = generator.random((400, 2)).astype(np.float32)
     exact = row.astype(np.float64)
-    sums = np.add.reduceat(exact, np.arange(0, vocab, BLOCK))
+    sums = np.add.reduceat(exact, np.arange(0, vocab, TILE))
     num_compared = 0
     for (first, second), token in zip(pairs.astype(np.float64), draw(pairs, row), strict=True):
         running = np.cumsum(sums) / sums.sum()
-        block = int(np.argmax(running > first)) if vocab > BLOCK else 0
-        inside = exact[block * BLOCK : (block + 1) * BLOCK]
+        block = int(np.argmax(running > first)) if vocab > TILE else 0
+        inside = exact[block * TILE : (block + 1) * TILE]
         within = np.cumsum(inside) / inside.sum()
         if min(np.abs(running[:-1] - first).min(initial=1), np.abs(within - second).min()) < 1e-6:
             continue
         num_compared += 1
-        assert token == block * BLOCK + np.argmax(within > second)
+        assert token == block * TILE + np.argmax(within > second)
     assert num_compared > 380
 
 
-@pytest.mark.parametrize("vocab", [7, 64, BLOCK, 2 * BLOCK, 5000])
+@pytest.mark.parametrize("vocab", [7, 64, TILE, 2 * TILE, 5000])
 def test_a_token_of_weight_zero_is_never_drawn_at_any_edge(vocab: int) -> None:
     for seed in range(8):
         row = sparse_row(vocab, seed)
-        blocks = [row[at : at + BLOCK] for at in range(0, vocab, BLOCK)]
+        blocks = [row[at : at + TILE] for at in range(0, vocab, TILE)]
         sums = np.array([block.sum(dtype=np.float64) for block in blocks])
         edges = [np.array([0.0, -0.0, 2**-24, BELOW_ONE])]
         for block in range(len(blocks)):
@@ -112,14 +112,14 @@ def test_a_token_of_weight_zero_is_never_drawn_at_any_edge(vocab: int) -> None:
             pairs = np.stack([np.full_like(second, first), second], axis=1)
             tokens = draw(pairs, row)
             assert (row[tokens] > 0).all()
-            assert (tokens // BLOCK == block).all()
+            assert (tokens // TILE == block).all()
 
 
 def test_a_block_of_mass_zero_is_never_drawn_from_at_any_edge() -> None:
-    vocab = 300 * BLOCK + 1
+    vocab = 300 * TILE + 1
     for seed in range(3):
         row = sparse_row(vocab, seed)
-        sums = jnp.asarray(np.add.reduceat(row, np.arange(0, vocab, BLOCK)))
+        sums = jnp.asarray(np.add.reduceat(row, np.arange(0, vocab, TILE)))
         running = np.asarray(jnp.cumsum(sums))
         edges = running / running[-1]
         edges = [edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges, np.float32(1))]
@@ -129,7 +129,7 @@ def test_a_block_of_mass_zero_is_never_drawn_from_at_any_edge() -> None:
         assert (row[tokens] > 0).all()
 
 
-@pytest.mark.parametrize("vocab", [7, 2 * BLOCK + 5])
+@pytest.mark.parametrize("vocab", [7, 2 * TILE + 5])
 def test_a_draw_just_below_one_takes_the_last_token_of_positive_weight(vocab: int) -> None:
     row = np.zeros(vocab, np.float32)
     row[[1, 3]], row[-4] = 0.25, 0.5
@@ -137,7 +137,7 @@ def test_a_draw_just_below_one_takes_the_last_token_of_positive_weight(vocab: in
     assert draw([[0.0, 0.0]], row) == 1
 
 
-@pytest.mark.parametrize("vocab", [7, 2 * BLOCK + 5])
+@pytest.mark.parametrize("vocab", [7, 2 * TILE + 5])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_with_an_entry_that_is_not_finite_yields_no_token(vocab: int, bad: float) -> None:
     row = np.full(vocab, 1 / vocab, np.float32)
@@ -149,12 +149,12 @@ def test_a_row_with_an_entry_that_is_not_finite_yields_no_token(vocab: int, bad:
 
 def test_a_row_without_mass_yields_no_token() -> None:
     assert draw([[0.1, 0.1]], np.zeros(7, np.float32)) == -1
-    assert draw([[0.1, 0.1]], np.zeros(2 * BLOCK + 5, np.float32)) == -1
+    assert draw([[0.1, 0.1]], np.zeros(2 * TILE + 5, np.float32)) == -1
 
 
 @pytest.mark.parametrize("bad", [np.nan, 1.0, -0.1, np.inf])
 def test_a_bad_number_of_the_pair_yields_no_token_if_it_is_used(bad: float) -> None:
-    small, large = (np.full(vocab, 1 / vocab, np.float32) for vocab in (7, 2 * BLOCK + 5))
+    small, large = (np.full(vocab, 1 / vocab, np.float32) for vocab in (7, 2 * TILE + 5))
     assert draw([[0.1, bad]], small) == -1
     assert draw([[bad, 0.1]], small) == 0  # one block: the first number is not read
     assert draw([[0.1, bad]], large) == -1
@@ -163,7 +163,7 @@ def test_a_bad_number_of_the_pair_yields_no_token_if_it_is_used(bad: float) -> N
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_rows_of_half_precision_are_drawn_from_in_float32(dtype: jnp.dtype) -> None:
-    row = jnp.asarray(sparse_row(BLOCK, 1)).astype(dtype)
+    row = jnp.asarray(sparse_row(TILE, 1)).astype(dtype)
     pairs = np.random.default_rng(1).random((400, 2)).astype(np.float32)
     assert (draw(pairs, row) == draw(pairs, row.astype(jnp.float32))).all()
 

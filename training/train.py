@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxspec.extras import needs
-from jaxspec.models.bundled import shipped_text
+from jaxspec.models.bundled import bundled_text
 from jaxspec.models.llama import LlamaConfig, LlamaParams, init_llama, llama, rope_frequencies
 from jaxspec.models.load.huggingface import load_huggingface
 from jaxspec.models.network import LanguageModel
@@ -281,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, write `OUT/target` and `OUT/draft`, and print the figures of both as JSON."""
     options = _parser().parse_args(arguments)
-    text = shipped_text()
+    text = bundled_text()
     alphabet = "".join(sorted(set(text)))
     tokens, held_out = (encode(split_text(text, part), alphabet) for part in (False, True))
 

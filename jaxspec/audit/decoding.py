@@ -32,7 +32,7 @@ from jaxspec.draft import Draft
 from jaxspec.draws import Draws
 from jaxspec.models.provider import Context, Provider
 from jaxspec.proposals import Proposal
-from jaxspec.rows import BLOCK
+from jaxspec.rows import TILE
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Rule, Verdict, Verifier
@@ -95,8 +95,8 @@ def decoding_law(
       ValueError: the prompt is empty, the vocabulary is larger, or proposals are no function of the
         context, the depth and the draft's draws.
     """
-    if decoder.target.vocab > BLOCK:
-        raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {BLOCK}")
+    if decoder.target.vocab > TILE:
+        raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
     start = dataclasses.replace(decoder.start(prompt, jax.random.key(0)), key_data=())
     pending: dict[DecodeState, float] = {start: 1.0}
     texts: dict[Context, float] = defaultdict(float)

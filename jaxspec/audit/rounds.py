@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.audit.brief import brief
 from jaxspec.audit.instances import Context, Instance, RowsByContext
-from jaxspec.checks import record
+from jaxspec.checks import struct
 from jaxspec.draws import Draws
 from jaxspec.proposals import PointMass, Proposal, propose
 from jaxspec.transfers import moves_data
@@ -36,7 +36,7 @@ DraftLength = Callable[[jax.Array, jax.Array], jax.Array]
 the `tokens` and `draft_rows` of `sampled_path`, and what is returned is its `num_drafted`."""
 
 
-@record
+@struct
 class World:
     """An instance as arrays.
 
@@ -60,7 +60,7 @@ class World:
     __repr__ = brief
 
 
-@record
+@struct
 class Outcome:
     """What one round did.
 

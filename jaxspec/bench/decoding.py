@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxspec import models
-from jaxspec.decode import Decoder, FusedDecoder, FusedText, TreeAttention, texts_of
+from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, texts_of
 from jaxspec.draft import (
     BestFirstTree,
     FusedDrafter,
@@ -62,7 +62,7 @@ class Request:
     Attributes:
       prompt: token ids.
       key: of its draws.
-      options: of `FusedDecoder.start`.
+      options: of `CompiledDecoder.start`.
     """
 
     prompt: Sequence[int]
@@ -98,7 +98,7 @@ class FusedRun(Run):
       text: what was decoded.
     """
 
-    text: FusedText
+    text: DecodedText
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _smollm2() -> LanguageModel:
 
 def pair_room() -> int:
     """Return how many tokens a run of the shipped pair may have, after the longest prompt."""
-    target, _ = models.shipped_models()
+    target, _ = models.bundled_pair()
     return _room(target, _pair_prompts(target))
 
 
@@ -161,7 +161,7 @@ def _room(target: LanguageModel, prompts: Sequence[Sequence[int]]) -> int:
 def _pair_prompts(target: LanguageModel) -> list[list[int]]:
     """Return lines that the pair has not seen, from all over the held-out text."""
     assert target.tokenizer is not None
-    text = models.split_text(models.shipped_text(), held_out=True)
+    text = models.split_text(models.bundled_text(), held_out=True)
     lines = [line + "\n" for line in text.splitlines()[1:] if 30 <= len(line) <= 60]
     return [target.tokenizer.encode(line) for line in lines[::7]]
 
@@ -191,9 +191,9 @@ def measure_pair(
       temperatures: each a group of runs, of the same prompts and draws.
       seed: of all draws.
     """
-    target, draft = models.shipped_models()
+    target, draft = models.bundled_pair()
     target = models.in_panels(target)
-    ngram, _ = models.shipped_pair()
+    ngram, _ = models.bundled_ngrams()
     keys = jax.random.split(jax.random.key(seed), repeats)
     prompts = list(itertools.islice(itertools.cycle(_pair_prompts(target)), repeats))
     groups = {
@@ -247,9 +247,9 @@ def _measure(
     others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    plain = timed(FusedDecoder(target, max_length=length))
+    plain = timed(CompiledDecoder(target, max_length=length))
     ways: dict[str, Callable[[Request], Run]] = {
-        name: timed(FusedDecoder(target, drafter, max_length=length))
+        name: timed(CompiledDecoder(target, drafter, max_length=length))
         for name, drafter in drafters.items()
     }
     ways |= others
@@ -280,8 +280,8 @@ def _speed(group: str, name: str, pairs: Sequence[tuple[Run, Run]]) -> Speed:
 
 
 def time_pairs(
-    plain: FusedDecoder,
-    drafted: FusedDecoder,
+    plain: CompiledDecoder,
+    drafted: CompiledDecoder,
     request: Request,
     pairs: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -307,7 +307,7 @@ def time_pairs(
     return list(zip(runs[2::2], runs[3::2], strict=True))
 
 
-def timed(decoder: FusedDecoder) -> Callable[[Request], FusedRun]:
+def timed(decoder: CompiledDecoder) -> Callable[[Request], FusedRun]:
     """Return a function that decodes a request by the compiled loop and takes the time."""
 
     def run(request: Request) -> FusedRun:
@@ -327,8 +327,8 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Run]:
     """Return a run of the host loop, with a cache and one compiled forward for each token."""
 
     @functools.cache
-    def attention_at(temperature: float) -> TreeAttention:
-        return TreeAttention(target, slots=length, transform=Softmax(temperature), chunk=1)
+    def attention_at(temperature: float) -> CachedNetwork:
+        return CachedNetwork(target, slots=length, transform=Softmax(temperature), chunk=1)
 
     def run(request: Request) -> Run:
         attention = attention_at(request.options["temperature"])

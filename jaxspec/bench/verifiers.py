@@ -21,7 +21,7 @@ import numpy as np
 from jaxspec.draws import round_draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, sampled_path
-from jaxspec.rows import BLOCK
+from jaxspec.rows import TILE
 from jaxspec.trees import make_tree
 from jaxspec.verify import verify_path, verify_tree
 
@@ -152,9 +152,9 @@ def _exponentials(scores: jax.Array, p: jax.Array, q: jax.Array) -> tuple[jax.Ar
 
 
 def _by_blocks(x: jax.Array) -> jax.Array:
-    blocks = x.shape[-1] // BLOCK
-    full = x[:, : blocks * BLOCK].reshape(-1, blocks, 32, BLOCK // 32)
-    tail = x[:, blocks * BLOCK :]
+    blocks = x.shape[-1] // TILE
+    full = x[:, : blocks * TILE].reshape(-1, blocks, 32, TILE // 32)
+    tail = x[:, blocks * TILE :]
     return full.sum(axis=2).sum(axis=2).sum(axis=1) + tail.sum(axis=-1)
 
 

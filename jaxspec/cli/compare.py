@@ -31,18 +31,18 @@ from jaxspec.cli.terminal import (
     width,
 )
 from jaxspec.decode import (
+    CachedNetwork,
     Decoder,
     RoundRecord,
     Scorer,
-    TreeAttention,
     chances_of,
     metrics_of,
     save_rounds,
     score_batched,
 )
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
+from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
 from jaxspec.models import decode as text_of
-from jaxspec.models import encode, shipped_models, shipped_providers, shipped_text, split_text
 from jaxspec.models.provider import Context, Provider
 from jaxspec.storage import files as records
 
@@ -214,15 +214,15 @@ class Models:
 def models_of(name: str) -> Models:
     """Return the shipped networks ("pair") or n-gram models ("ngram")."""
     if name == "ngram":
-        target, draft, alphabet = shipped_providers()
+        target, draft, alphabet = bundled_providers()
         return Models(target=target, draft=draft, alphabet=alphabet)
-    network, smaller = shipped_models()
+    network, smaller = bundled_pair()
     slots = network.max_context
     assert slots is not None and network.tokenizer is not None
-    attention = TreeAttention(network, slots=slots + AdaptiveTreePolicy().max_nodes)
+    attention = CachedNetwork(network, slots=slots + AdaptiveTreePolicy().max_nodes)
     return Models(
         target=attention.provider(),
-        draft=TreeAttention(smaller, slots=slots, chunk=4).provider(),
+        draft=CachedNetwork(smaller, slots=slots, chunk=4).provider(),
         alphabet="".join(network.tokenizer.pieces),
         score=attention,
         max_context=slots,
@@ -305,7 +305,7 @@ def compare_laws(
 
 def held_out_line() -> str:
     """Return a line of the shipped text that the models have not seen."""
-    return split_text(shipped_text(), held_out=True).splitlines()[1] + "\n"
+    return split_text(bundled_text(), held_out=True).splitlines()[1] + "\n"
 
 
 def encode_prompt(prompt: str, alphabet: str) -> Context:

@@ -22,7 +22,7 @@ from jaxspec.cli.terminal import (
     refuse,
     width,
 )
-from jaxspec.decode import Ending, FusedDecoder, FusedText
+from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import FusedDrafter, Lookup, NGramTree, Plain, model_path
 from jaxspec.models.network import LanguageModel, Tokenizer
 from jaxspec.verify import Status
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     drafter = make_drafter(args, target)
     stops = sorted(getattr(tokenizer, "stop_tokens", ()))
     sizes: dict[str, Any] = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
-    decoder = FusedDecoder(target, drafter, **sizes)
+    decoder = CompiledDecoder(target, drafter, **sizes)
     options = {
         # Bounded, for the loop keeps numbers of 32 bits; no text is longer, and no rank lower.
         "new_tokens": min(args.new_tokens, max_length),
@@ -195,7 +195,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
         return 1
     if not args.compare:
         return 0
-    plain = FusedDecoder(target, **sizes)
+    plain = CompiledDecoder(target, **sizes)
     options["new_tokens"] = max(writer.taken, 1)  # no more than were shown
     return compare(plain, decoder, prompt, key, options, out)
 
@@ -279,7 +279,7 @@ def load_target(name: str) -> LanguageModel:
     from jaxspec import models
 
     if name == "pair":
-        return models.in_panels(models.shipped_models()[0])
+        return models.in_panels(models.bundled_pair()[0])
     if name == "smollm2":
         return models.load_smollm2()
     return load_directory("--model", name)
@@ -315,8 +315,8 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> FusedDrafte
                 f"--draft ngram counts characters of the shipped text, which are not the tokens of "
                 f"{target.name}: it goes with --model pair"
             )
-        return NGramTree(models.shipped_pair()[0], (1,) * depth)
-    draft = models.shipped_models()[1] if name == "pair" else load_directory("--draft", name)
+        return NGramTree(models.bundled_ngrams()[0], (1,) * depth)
+    draft = models.bundled_pair()[1] if name == "pair" else load_directory("--draft", name)
     return model_path(draft, depth)
 
 
@@ -398,8 +398,8 @@ def end_tokens(tokenizer: Tokenizer) -> str:
 
 
 def compare(
-    plain: FusedDecoder,
-    drafted: FusedDecoder,
+    plain: CompiledDecoder,
+    drafted: CompiledDecoder,
     prompt: Sequence[int],
     key: jax.Array,
     options: dict[str, Any],
@@ -432,7 +432,7 @@ def compare(
     return 0
 
 
-def why_undecided(text: FusedText) -> str:
+def why_undecided(text: DecodedText) -> str:
     """Say why the last round of a text decided on no token."""
     status = Status(text.status)
     causes = [f"{words} ({cause.name})" for cause, words in REASONS.items() if cause in status]

@@ -9,7 +9,7 @@ from typing import TextIO
 
 import jax
 
-from jaxspec.decode import Ending, FusedDecoder, FusedState, FusedText, Source, texts_of
+from jaxspec.decode import BatchState, CompiledDecoder, DecodedText, Ending, Source, texts_of
 from jaxspec.models import Detokenizer, StopText
 from jaxspec.models.network import Tokenizer
 
@@ -28,7 +28,7 @@ class Timed:
       seconds: of all its rounds.
     """
 
-    text: FusedText
+    text: DecodedText
     seconds: float
 
     @property
@@ -68,7 +68,7 @@ class Writer:
         """Whether a stop string ended the text."""
         return self._stop.is_stopped
 
-    def __call__(self, text: FusedText) -> None:
+    def __call__(self, text: DecodedText) -> None:
         """Write what is new."""
         new, sources = text.new_tokens, text.sources[text.prompt_length :]
         shown = len(new) - (text.ending == Ending.STOP)
@@ -104,7 +104,7 @@ class Writer:
         self._out.flush()
 
 
-def decode(decoder: FusedDecoder, state: FusedState, writer: Writer) -> Timed:
+def decode(decoder: CompiledDecoder, state: BatchState, writer: Writer) -> Timed:
     """Decode a prompt that was read to its end or a stop string, a few rounds at a time."""
     seconds = 0.0
     while True:

@@ -1,9 +1,9 @@
 """Decoding loops: on the host for any callable, compiled for networks with a cache."""
 
-from jaxspec.decode.cached import TreeAttention
+from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import Ending
-from jaxspec.decode.compiled import FusedDecoder
-from jaxspec.decode.compiled_state import FusedState, FusedText, Source, texts_of
+from jaxspec.decode.compiled import CompiledDecoder
+from jaxspec.decode.compiled_state import BatchState, DecodedText, Source, texts_of
 from jaxspec.decode.host import DecodeError, Decoder, LimitedScorer, Scorer
 from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
 from jaxspec.decode.rounds import (
@@ -24,14 +24,15 @@ from jaxspec.decode.target import (
 )
 
 __all__ = (
+    "BatchState",
+    "CachedNetwork",
+    "CompiledDecoder",
     "DecodeError",
     "DecodeState",
+    "DecodedText",
     "Decoder",
     "Difference",
     "Ending",
-    "FusedDecoder",
-    "FusedState",
-    "FusedText",
     "LimitedScorer",
     "Metrics",
     "Rate",
@@ -40,7 +41,6 @@ __all__ = (
     "Scorer",
     "Scores",
     "Source",
-    "TreeAttention",
     "chances_of",
     "differences",
     "load_rounds",

@@ -29,7 +29,7 @@ from jaxspec.transfers import moves_data
 from jaxspec.trees import ROOT, Tree, ancestor_mask, node_depths
 
 
-class TreeAttention:
+class CachedNetwork:
     """A network as target and draft of the host loop, each tree scored with one forward.
 
     It remembers the text that its cache holds, in whole chunks; asked about another, it feeds the
@@ -52,7 +52,7 @@ class TreeAttention:
     ...     rope_frequencies=rope_frequencies(4),
     ... )
     >>> network = llama(config, init_llama(jax.random.key(0), config))
-    >>> attention = TreeAttention(network, slots=16, chunk=4)
+    >>> attention = CachedNetwork(network, slots=16, chunk=4)
     >>> tree = make_tree([4, 0, 1, 2], [-1, 0, 0, 1])
     >>> scores = attention(attention.provider(), tree, [3, 1, 4])
     >>> scores.rows.shape, scores.usage

@@ -11,7 +11,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 
 UNLIMITED = 2**31 - 1
 """Room where there is no limit."""
@@ -32,7 +32,7 @@ class Ending(enum.IntEnum):
     """A round decided on no token: a row, or a draw, was bad. See `status`."""
 
 
-@record
+@struct
 class Commit:
     """What is kept of a verdict.
 

@@ -26,8 +26,8 @@ from jaxspec.decode.commit import (
     proposed_depth,
 )
 from jaxspec.decode.compiled_state import (
-    FusedState,
-    FusedText,
+    BatchState,
+    DecodedText,
     Source,
     assert_alive,
     texts_of,
@@ -43,8 +43,8 @@ from jaxspec.draft.base import (
 )
 from jaxspec.draws import RoundDraws, round_draws
 from jaxspec.logits import Logits
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import (
     CacheError,
     LanguageModel,
@@ -63,7 +63,7 @@ _MOST = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FusedDecoder:
+class CompiledDecoder:
     """Decodes a batch of texts that have exactly the target's law, in one compiled loop.
 
     One program is compiled for a batch size; prompts, lengths, budgets, temperatures, filters, stop
@@ -136,7 +136,7 @@ class FusedDecoder:
         top_k: int | Sequence[int] | None = None,
         top_p: float | Sequence[float] = 1.0,
         stop_tokens: Sequence[int] | Sequence[Sequence[int]] = (),
-    ) -> FusedState:
+    ) -> BatchState:
         """Begin a batch; nothing is run yet.
 
         Args:
@@ -170,7 +170,7 @@ class FusedDecoder:
         zeros = np.zeros(batch, np.int32)
         draft = self._draft_blocks(batch)
         # Each array is one of its own: the loop takes over the buffers it is given.
-        return FusedState(
+        return BatchState(
             tokens=jnp.array(tokens),
             sources=jnp.zeros((batch, self.slots), jnp.int8),
             rounds_at=jnp.zeros((batch, self.slots), jnp.int32),
@@ -196,7 +196,7 @@ class FusedDecoder:
         )
 
     @moves_data
-    def advance(self, state: FusedState, max_rounds: int | None = None) -> FusedState:
+    def advance(self, state: BatchState, max_rounds: int | None = None) -> BatchState:
         """Run until all rows are finished, or so many rounds.
 
         Args:
@@ -218,7 +218,7 @@ class FusedDecoder:
 
     def run(
         self, prompts: Sequence[Sequence[int] | np.ndarray], keys: jax.Array, **options: Any
-    ) -> tuple[FusedText, ...]:
+    ) -> tuple[DecodedText, ...]:
         """Decode a batch to the end; arguments as for `start`."""
         return texts_of(self.advance(self.start(prompts, keys, **options)))
 
@@ -234,7 +234,7 @@ class FusedDecoder:
     def _advance(self) -> Any:
         return jax.jit(self._loop, donate_argnums=2)
 
-    def _assert_own(self, state: FusedState) -> None:
+    def _assert_own(self, state: BatchState) -> None:
         """Refuse a state that was given away, or that another decoder began."""
         assert_alive(state)
         for name, ours in self._shapes_of(state.length.shape[0]).items():
@@ -262,16 +262,18 @@ class FusedDecoder:
 
         return of_batch
 
-    def _target_blocks(self, batch: int) -> Blocks:
-        return Blocks(self.target, self.slots, batch)
+    def _target_blocks(self, batch: int) -> BatchedNetwork:
+        return BatchedNetwork(self.target, self.slots, batch)
 
-    def _draft_blocks(self, batch: int) -> Blocks | None:
+    def _draft_blocks(self, batch: int) -> BatchedNetwork | None:
         model = self.drafter.model
-        return None if model is None else Blocks(model, self.slots, batch, self.target.vocab)
+        return (
+            None if model is None else BatchedNetwork(model, self.slots, batch, self.target.vocab)
+        )
 
     def _loop(
-        self, target_params: Any, draft_params: Any, state: FusedState, max_rounds: jax.Array
-    ) -> FusedState:
+        self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
+    ) -> BatchState:
         """Read what is left of the prompts, then run rounds."""
         last = jnp.max(state.prompt_length) - 1
         state = lax.while_loop(
@@ -286,7 +288,7 @@ class FusedDecoder:
             state,
         )
 
-    def _prefill(self, target_params: Any, draft_params: Any, state: FusedState) -> FusedState:
+    def _prefill(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
         """Read one chunk of every prompt."""
         where = (state.prefilled, self.prefill_width)
         batch = state.length.shape[0]
@@ -302,7 +304,7 @@ class FusedDecoder:
             prefilled=state.prefilled + 1,
         )
 
-    def _round(self, target_params: Any, draft_params: Any, state: FusedState) -> FusedState:
+    def _round(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
         """Run one round of every row that is not finished."""
         batch = state.length.shape[0]
         blocks, draft_blocks = self._target_blocks(batch), self._draft_blocks(batch)
@@ -311,7 +313,9 @@ class FusedDecoder:
         room = state.limit - state.length
         wanted = depth_to_draft(state.depth, room, self._draft_room(state), bonus=self.bonus)
         root = state.length - 1
-        draws = each_row(lambda key, position: self.draws(key, nodes, position))(state.keys, root)
+        draws = per_sequence(lambda key, position: self.draws(key, nodes, position))(
+            state.keys, root
+        )
         view = View(
             tokens=state.tokens,
             length=state.length,
@@ -338,7 +342,7 @@ class FusedDecoder:
             )
             return self.drafter.rule.verify(draws, proposal, rows, self.bonus)
 
-        verdict = each_row(verify)(draws.verify, draft.proposal, logits, view)
+        verdict = per_sequence(verify)(draws.verify, draft.proposal, logits, view)
         path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
         if not is_path(self.drafter.capacity):
             target_cache = blocks.keep(target_cache, root, path)
@@ -348,7 +352,7 @@ class FusedDecoder:
         state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         return self._commit(state, tree, verdict, is_open)
 
-    def _draft_room(self, state: FusedState) -> jax.Array:
+    def _draft_room(self, state: BatchState) -> jax.Array:
         """Return how many levels the draft can be asked about after each text, int32 [B]."""
         model = self.drafter.model
         if model is None:
@@ -371,7 +375,7 @@ class FusedDecoder:
                 rows = node_rows(rows, nodes)
             return propose(type(proposal), tree, rows), nodes
 
-        proposal, nodes = each_row(one)(draft.proposal, view.depth, stop_tokens)
+        proposal, nodes = per_sequence(one)(draft.proposal, view.depth, stop_tokens)
         slots = draft.slots
         if slots is not None:
             at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
@@ -380,7 +384,7 @@ class FusedDecoder:
 
     def _score(
         self,
-        blocks: Blocks,
+        blocks: BatchedNetwork,
         params: Any,
         tree: Tree,
         view: View,
@@ -393,7 +397,7 @@ class FusedDecoder:
             depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
             seen = None
         else:
-            seen = each_row(ancestor_mask)(tree)
+            seen = per_sequence(ancestor_mask)(tree)
             depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
         return blocks.fitting(
             params,
@@ -408,8 +412,8 @@ class FusedDecoder:
         )
 
     def _commit(
-        self, state: FusedState, tree: Tree, verdict: Verdict, is_open: jax.Array
-    ) -> FusedState:
+        self, state: BatchState, tree: Tree, verdict: Verdict, is_open: jax.Array
+    ) -> BatchState:
         """Take each verdict's tokens into its text, up to a stop token."""
         emitted = verdict.tokens
 
@@ -424,7 +428,7 @@ class FusedDecoder:
             )
 
         room = state.limit - state.length
-        kept = each_row(kept_of)(verdict, room, state.is_budget, state.stop_tokens)
+        kept = per_sequence(kept_of)(verdict, room, state.is_budget, state.stop_tokens)
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
         accepted = kept.accepted
         length = state.length + jnp.where(is_open, kept.count, 0)
@@ -433,11 +437,11 @@ class FusedDecoder:
 
         def put(texts: jax.Array, new: jax.Array) -> jax.Array:
             """Write at the end of each text; what is beyond the count is written over later."""
-            return each_row(lambda text, new, at: lax.dynamic_update_slice(text, new, (at,)))(
+            return per_sequence(lambda text, new, at: lax.dynamic_update_slice(text, new, (at,)))(
                 texts, new.astype(texts.dtype), state.length
             )
 
-        proposed = each_row(proposed_depth)(tree.level_sizes)
+        proposed = per_sequence(proposed_depth)(tree.level_sizes)
         depth = self.drafter.next_depth(state.depth, accepted, proposed)
         candidates = tree.num_nodes.astype(jnp.int32) - 1
         return dataclasses.replace(

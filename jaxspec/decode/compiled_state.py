@@ -10,7 +10,7 @@ import enum
 import jax
 import numpy as np
 
-from jaxspec.checks import assert_kind, record
+from jaxspec.checks import assert_kind, struct
 from jaxspec.decode.commit import Ending
 from jaxspec.models.network import Cache
 from jaxspec.transfers import moves_data
@@ -26,8 +26,8 @@ class Source(enum.IntEnum):
     """Drawn from the target: a replacement, a bonus token, or a plain step."""
 
 
-@record
-class FusedState:
+@struct
+class BatchState:
     """Where a batch stands; the compiled loop takes one and gives one back.
 
     Attributes:
@@ -80,7 +80,7 @@ class FusedState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FusedText:
+class DecodedText:
     """What one row of a batch has come to.
 
     Attributes:
@@ -116,31 +116,31 @@ class FusedText:
         return len(self.new_tokens) / self.rounds if self.rounds else 0.0
 
 
-def assert_alive(state: FusedState) -> None:
-    """Refuse what is no state, and one whose buffers `FusedDecoder.advance` took over."""
-    wanted = "a FusedState, such as FusedDecoder.start and advance give"
-    assert_kind("state", state, FusedState, wanted)
+def assert_alive(state: BatchState) -> None:
+    """Refuse what is no state, and one whose buffers `CompiledDecoder.advance` took over."""
+    wanted = "a BatchState, such as CompiledDecoder.start and advance give"
+    assert_kind("state", state, BatchState, wanted)
     if state.length.is_deleted():
         raise ValueError("this state was given to advance: use the one that it returned")
 
 
 @moves_data
-def texts_of(state: FusedState) -> tuple[FusedText, ...]:
+def texts_of(state: BatchState) -> tuple[DecodedText, ...]:
     """Read a state on the host, one text for each row.
 
     Raises:
-      ValueError: the state is none, or was given to `FusedDecoder.advance`.
+      ValueError: the state is none, or was given to `CompiledDecoder.advance`.
     """
     assert_alive(state)
     small = {
         field.name: np.asarray(getattr(state, field.name))
-        for field in dataclasses.fields(FusedState)
+        for field in dataclasses.fields(BatchState)
         if field.name not in ("keys", "target_cache", "draft_cache")
     }
     texts = []
     for row, length in enumerate(small["length"].tolist()):
         texts.append(
-            FusedText(
+            DecodedText(
                 tokens=tuple(small["tokens"][row, :length].tolist()),
                 prompt_length=int(small["prompt_length"][row]),
                 sources=tuple(Source(s) for s in small["sources"][row, :length].tolist()),

@@ -49,7 +49,7 @@ Scorer = Callable[..., Scores]
 
 @runtime_checkable
 class LimitedScorer(Protocol):
-    """A scorer that has room for small trees only, such as `jaxspec.decode.TreeAttention`."""
+    """A scorer that has room for small trees only, such as `jaxspec.decode.CachedNetwork`."""
 
     def room_after(self, length: int) -> int:
         """Return how many nodes a tree may have room for after a context of so many tokens."""

@@ -15,8 +15,8 @@ from jaxspec.draft.growth import Capacity, count_nodes
 from jaxspec.draft.likely import entropies, likeliest
 from jaxspec.draft.policy import AdaptiveTreePolicy
 from jaxspec.draft.tree import root_logits
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass
 from jaxspec.trees import ancestor_mask, tree_of_parents
@@ -83,7 +83,7 @@ class AdaptiveModelTree:
         return 2 * self.capacity.max_nodes
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """NetworkDraft level by level, each in one forward, as deep as any row wants."""
         assert blocks is not None
@@ -110,7 +110,7 @@ class AdaptiveModelTree:
             level, tokens, parents, first, count, logits, cache = state
             # The root may be a stop token of the prompt, which stops nothing.
             is_end = view.is_stop(tokens).at[:, 0].set(False)
-            tokens, parents, after = each_row(functools.partial(self._grow, level))(
+            tokens, parents, after = per_sequence(functools.partial(self._grow, level))(
                 tokens, parents, first, count, logits, view.depth, is_end
             )
 
@@ -118,7 +118,7 @@ class AdaptiveModelTree:
                 _, _, cache = state
                 at = jnp.arange(nodes, dtype=jnp.int32)
                 level_nodes = jnp.minimum(count[:, None] + at[None], nodes - 1)
-                seen = each_row(self._seen)(tokens, parents, after)
+                seen = per_sequence(self._seen)(tokens, parents, after)
                 rows, cache = blocks.nodes(
                     params,
                     jnp.take_along_axis(tokens, level_nodes, axis=1),
@@ -138,7 +138,7 @@ class AdaptiveModelTree:
             return level + 1, tokens, parents, count, after, logits, cache
 
         _, tokens, parents, _, count, _, cache = lax.while_loop(is_open, grow, start)
-        tree = each_row(
+        tree = per_sequence(
             lambda tokens, parents, count: tree_of_parents(
                 tokens,
                 parents,

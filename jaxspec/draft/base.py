@@ -19,11 +19,11 @@ from jaxspec.checks import (
     assert_kind,
     assert_members,
     assert_whole,
-    record,
+    struct,
 )
 from jaxspec.draft.growth import MAX_NODES, Capacity, capacity_of
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.trees import chain
@@ -31,7 +31,7 @@ from jaxspec.verify import RULES, Rule
 from jaxspec.verify.rules import assert_rule
 
 
-@record
+@struct
 class View:
     """What a drafter may look at: what is past, and the draws that are its own.
 
@@ -75,7 +75,7 @@ class View:
         return jnp.take_along_axis(self.tokens, self.root[:, None], axis=1)[:, 0]
 
 
-@record
+@struct
 class NetworkDraft:
     """What was proposed in a round.
 
@@ -137,7 +137,7 @@ class FusedDrafter(Protocol):
         """Slots it needs from the root on."""
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """NetworkDraft for each row, at most `view.depth` levels.
 
@@ -219,9 +219,9 @@ class Plain(Modelless):
     first_depth = 0
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """Propose nothing."""
         del params, blocks
-        tree = each_row(lambda length: chain(jnp.zeros(0, jnp.int32)))(view.length)
+        tree = per_sequence(lambda length: chain(jnp.zeros(0, jnp.int32)))(view.length)
         return NetworkDraft(proposal=PointMass(tree=tree)), cache

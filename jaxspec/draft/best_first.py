@@ -12,8 +12,8 @@ from jaxspec.draft.base import NetworkDraft, OfOneDepth, View
 from jaxspec.draft.growth import MAX_NODES, Capacity
 from jaxspec.draft.likely import best_of
 from jaxspec.draft.tree import root_logits
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass
 from jaxspec.trees import tree_of_parents
@@ -91,7 +91,7 @@ class BestFirstTree(OfOneDepth):
         return 2 + self.beam * self.depth
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """Search level by level, then choose among all that was considered."""
         assert blocks is not None
@@ -161,7 +161,7 @@ class BestFirstTree(OfOneDepth):
             slots = empty.at[at].set(slot_of, mode="drop").at[0].set(0)
             return PointMass(tree=tree), slots
 
-        proposal, slots = each_row(one)(
+        proposal, slots = per_sequence(one)(
             jnp.concatenate(scores, axis=1),
             jnp.concatenate(tokens, axis=1),
             jnp.concatenate(parents, axis=1),

@@ -15,8 +15,8 @@ import numpy as np
 from jaxspec.checks import assert_between, assert_kind
 from jaxspec.draft.base import Modelless, NetworkDraft, View
 from jaxspec.draft.growth import MAX_NODES, Capacity
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.proposals import PointMass
 from jaxspec.trees import Tree, chain, tree_of_parents
@@ -91,7 +91,7 @@ class Lookup(Modelless):
         return tuple(sorted({1, *(min(1 + n, nodes) for n in self.lengths.values()), nodes}))
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """Look each text up in itself."""
         del params, blocks
@@ -108,7 +108,7 @@ class Lookup(Modelless):
             return merge(drafted, counts, self.capacity)
 
         is_stop = view.is_stop(view.tokens)
-        tree = each_row(one)(view.tokens, view.length, view.depth, is_stop)
+        tree = per_sequence(one)(view.tokens, view.length, view.depth, is_stop)
         return NetworkDraft(proposal=PointMass(tree=tree)), cache
 
     def find(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_kind, record
+from jaxspec.checks import assert_kind, struct
 from jaxspec.draft.base import Modelless, NetworkDraft, View
 from jaxspec.draft.shape import Shaped
 from jaxspec.models import NGram
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.proposals import PointMass
 from jaxspec.verify import RULES, Rule
@@ -19,7 +19,7 @@ from jaxspec.verify import RULES, Rule
 _CHUNK = 8192  # contexts ranked at a time
 
 
-@record
+@struct
 class Ranking:
     """The most probable tokens after every context of one length that was counted.
 
@@ -72,7 +72,7 @@ class NGramTree(Shaped, Modelless):
         return RULES["point_mass"]
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """Look up the tokens after each node, level by level."""
         del blocks
@@ -84,14 +84,14 @@ class NGramTree(Shaped, Modelless):
             levels = [tokens[length - 1][None]]
             contexts = context[None]
             for width in self.shape.widths:
-                ranked = each_row(lambda context: self._ranked(params, context))(contexts)
+                ranked = per_sequence(lambda context: self._ranked(params, context))(contexts)
                 chosen = ranked[:, :width]
                 levels.append(chosen.reshape(-1))
                 older = jnp.repeat(contexts[:, 1:], width, axis=0)
                 contexts = jnp.concatenate([older, levels[-1][:, None]], axis=1)
             return PointMass(tree=self.shape.tree(jnp.concatenate(levels), depth))
 
-        proposal = each_row(one)(view.tokens, view.length, view.depth)
+        proposal = per_sequence(one)(view.tokens, view.length, view.depth)
         return NetworkDraft(proposal=proposal), cache
 
     def _ranked(self, rankings: tuple[Ranking, ...], context: jax.Array) -> jax.Array:

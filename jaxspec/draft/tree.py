@@ -13,8 +13,8 @@ from jaxspec.draft.growth import MAX_NODES
 from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import Shaped
 from jaxspec.logits import Logits
-from jaxspec.models.batched import Blocks
-from jaxspec.models.each import each_row
+from jaxspec.models.batched import BatchedNetwork
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass, propose
 from jaxspec.rows import Probabilities, row_of
@@ -65,7 +65,7 @@ class ModelTree(Shaped, OfOneDepth):
         return self.capacity.max_nodes + 1
 
     def propose(
-        self, params: Any, blocks: Blocks | None, cache: Cache, view: View
+        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
     ) -> tuple[NetworkDraft, Cache]:
         """NetworkDraft level by level; the levels of all rows are asked about together."""
         assert blocks is not None
@@ -85,7 +85,7 @@ class ModelTree(Shaped, OfOneDepth):
                 is_likely = jnp.ones((batch, shape.sizes[depth], width), bool)
                 pairs = view.pairs[:, below].reshape(batch, shape.sizes[depth], width, 2)
                 draft_rows.append(sampling_rows(logits, view))
-                drawn = each_row(each_row(self.rule.proposal.draw))(pairs, draft_rows[-1])
+                drawn = per_sequence(per_sequence(self.rule.proposal.draw))(pairs, draft_rows[-1])
             tokens.append(drawn.reshape(batch, -1))
             is_in.append(is_likely.reshape(batch, -1))
             if depth + 1 < shape.depth:
@@ -94,7 +94,7 @@ class ModelTree(Shaped, OfOneDepth):
                 logits, cache = blocks.nodes(
                     params, tokens[-1], depths, level, cache, view.root, below.start
                 )
-        tree = each_row(shape.tree)(jnp.concatenate(tokens, axis=1), view.depth)
+        tree = per_sequence(shape.tree)(jnp.concatenate(tokens, axis=1), view.depth)
         rows = slots = None
         if draft_rows:
             # Of a tree there are rows of inner nodes only; a leaf's is never read.
@@ -104,7 +104,7 @@ class ModelTree(Shaped, OfOneDepth):
             slots = jnp.tile(jnp.arange(shape.capacity.max_nodes, dtype=jnp.int32), (batch, 1))
         if self.rule.proposal is PointMass:
             # A token that the draft takes for impossible is no candidate.
-            tree, nodes = each_row(cut)(tree, jnp.concatenate(is_in, axis=1))
+            tree, nodes = per_sequence(cut)(tree, jnp.concatenate(is_in, axis=1))
             slots = None if slots is None else nodes
         return NetworkDraft(proposal=propose(self.rule.proposal, tree, rows), slots=slots), cache
 
@@ -124,14 +124,18 @@ def model_path(model: LanguageModel, depth: int, rule: Rule = RULES["token"]) ->
     return ModelTree(model, (1,) * depth, rule)
 
 
-def root_logits(blocks: Blocks, params: Any, cache: Cache, view: View) -> tuple[jax.Array, Cache]:
+def root_logits(
+    blocks: BatchedNetwork, params: Any, cache: Cache, view: View
+) -> tuple[jax.Array, Cache]:
     """Feed the last two tokens of each text and return the logits after the last, [B, V].
 
     After a fully accepted path two tokens are new to the draft's cache, else one; feeding both each
     time needs no branch. A text of one token is fed from slot 0, with whatever stands after it.
     """
     at = jnp.maximum(view.length - 2, 0)
-    last = each_row(lambda tokens, at: jax.lax.dynamic_slice(tokens, (at,), (2,)))(view.tokens, at)
+    last = per_sequence(lambda tokens, at: jax.lax.dynamic_slice(tokens, (at,), (2,)))(
+        view.tokens, at
+    )
     logits, cache = blocks.stretch(params, last, cache, at)
     place = (view.root - at)[:, None, None]
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
@@ -145,6 +149,6 @@ def sampling_rows(logits: jax.Array, view: View) -> jax.Array:
 
     def one(logits: jax.Array, temperature: Any, top_k: Any, top_p: Any) -> jax.Array:
         source = Logits(values=logits, temperature=temperature, top_k=top_k, top_p=top_p)
-        return each_row(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
+        return per_sequence(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
 
-    return each_row(one)(logits, view.temperature, view.top_k, view.top_p)
+    return per_sequence(one)(logits, view.temperature, view.top_k, view.top_p)

@@ -1,6 +1,6 @@
 """Models to verify with: networks in plain JAX, n-gram models, and what comes with the package."""
 
-from jaxspec.models.bundled import shipped_pair, shipped_providers, shipped_text
+from jaxspec.models.bundled import bundled_ngrams, bundled_providers, bundled_text
 from jaxspec.models.detokenizer import Detokenizer
 from jaxspec.models.llama import (
     LlamaConfig,
@@ -18,7 +18,7 @@ from jaxspec.models.load.tensors import CheckpointError
 from jaxspec.models.load.tokenizers import TextTokenizer
 from jaxspec.models.load.tunix import from_tunix
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
-from jaxspec.models.pair import CharacterTokenizer, shipped_models
+from jaxspec.models.pair import CharacterTokenizer, bundled_pair
 from jaxspec.models.stop_text import StopText
 from jaxspec.models.text import ContextError, TextError, decode, encode, split_text
 from training.save import save_huggingface
@@ -37,6 +37,10 @@ __all__ = (
     "TextError",
     "TextTokenizer",
     "bits_per_character",
+    "bundled_ngrams",
+    "bundled_pair",
+    "bundled_providers",
+    "bundled_text",
     "chat_prompt",
     "decode",
     "encode",
@@ -52,9 +56,5 @@ __all__ = (
     "load_smollm2",
     "rope_frequencies",
     "save_huggingface",
-    "shipped_models",
-    "shipped_pair",
-    "shipped_providers",
-    "shipped_text",
     "split_text",
 )

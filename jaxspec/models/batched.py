@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.models.each import each_row
+from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache, LanguageModel
 from jaxspec.models.tree_attention import block_mask, chain_mask
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Blocks:
+class BatchedNetwork:
     """A network over a batch, with caches of so many slots.
 
     The cache of a batch has a leading B in every field, that of a single sequence has not: a leading
@@ -86,7 +86,7 @@ class Blocks:
     ) -> tuple[jax.Array, Cache]:
         """Run a stretch of each text, int32 [B, L], from slot and position `at` [B] on."""
         length = tokens.shape[1]
-        mask = each_row(lambda at: chain_mask(length, at, self.slots))(at)
+        mask = per_sequence(lambda at: chain_mask(length, at, self.slots))(at)
         positions = at[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         return self.forward(params, tokens, positions, mask, cache, at)
 
@@ -111,7 +111,7 @@ class Blocks:
           root: int32 [B], slot and position of the root, node 0.
           offset: int32 [] or [B], number of the first of these nodes.
         """
-        mask = each_row(lambda seen, at: block_mask(seen, at, self.slots))(seen, root)
+        mask = per_sequence(lambda seen, at: block_mask(seen, at, self.slots))(seen, root)
         return self.forward(params, tokens, root[:, None] + depths, mask, cache, root + offset)
 
     def fitting(

@@ -10,7 +10,7 @@ from jaxspec.models.text import split_text
 
 
 @functools.lru_cache(maxsize=1)
-def shipped_text() -> str:
+def bundled_text() -> str:
     r"""Return the text that comes with the package: the King James Bible, 1611, public domain.
 
     4,153,207 ASCII characters, 73 symbols; `data/README.md` says where it is from.
@@ -18,14 +18,14 @@ def shipped_text() -> str:
     Returns:
       The text, read once.
 
-    >>> shipped_text()[11:66]
+    >>> bundled_text()[11:66]
     'In the beginning God created the heaven and the earth.\n'
     """
     packed = importlib.resources.files("jaxspec.models") / "data" / "kjv.txt.xz"
     return lzma.decompress(packed.read_bytes()).decode("ascii")
 
 
-def shipped_pair(target_order: int = 5, draft_order: int = 3) -> tuple[NGram, NGram]:
+def bundled_ngrams(target_order: int = 5, draft_order: int = 3) -> tuple[NGram, NGram]:
     """Return a target and a draft counted from the training part of the shipped text.
 
     They share their tables and one alphabet, that of the whole shipped text, so that held-out text
@@ -42,7 +42,7 @@ def shipped_pair(target_order: int = 5, draft_order: int = 3) -> tuple[NGram, NG
     Raises:
       TextError: a negative order, or one longer than the text.
 
-    >>> target, draft = shipped_pair()
+    >>> target, draft = bundled_ngrams()
     >>> target.order, draft.order, target.alphabet == draft.alphabet
     (5, 3, True)
     """
@@ -50,23 +50,23 @@ def shipped_pair(target_order: int = 5, draft_order: int = 3) -> tuple[NGram, NG
     return model.truncated(target_order), model.truncated(draft_order)
 
 
-def shipped_providers(
+def bundled_providers(
     target_order: int = 5, draft_order: int = 3
 ) -> tuple[Provider, Provider, str]:
     """Return the shipped pair as providers, with the alphabet that encodes prompts for them.
 
     Args:
-      target_order: see `shipped_pair`.
-      draft_order: see `shipped_pair`.
+      target_order: see `bundled_ngrams`.
+      draft_order: see `bundled_ngrams`.
 
     Returns:
       (target, draft, alphabet).
 
-    >>> target, draft, alphabet = shipped_providers()
+    >>> target, draft, alphabet = bundled_providers()
     >>> target.name, draft.name, target.vocab
     ('kjv 5-gram', 'kjv 3-gram', 73)
     """
-    target, draft = shipped_pair(target_order, draft_order)
+    target, draft = bundled_ngrams(target_order, draft_order)
     return (
         target.provider(f"kjv {target_order}-gram"),
         draft.provider(f"kjv {draft_order}-gram"),
@@ -77,5 +77,5 @@ def shipped_providers(
 @functools.lru_cache(maxsize=4)
 def _shipped_model(order: int) -> NGram:
     """Return the model of the training part of the shipped text, with the whole text's alphabet."""
-    text = shipped_text()
+    text = bundled_text()
     return fit_ngram(split_text(text), order, "".join(sorted(set(text))))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 
-def each_row(function: Callable[..., Any]) -> Callable[..., Any]:
+def per_sequence(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function over a batch that treats every row as `function` treats one.
 
     It is `vmap`, but for a batch of one, which runs without: its conditions stay conditions, of which
@@ -22,7 +22,7 @@ def each_row(function: Callable[..., Any]) -> Callable[..., Any]:
       The same over arguments and results with a leading B.
 
     >>> import jax.numpy as jnp
-    >>> each_row(lambda row, at: row[at])(jnp.array([[3, 5]]), jnp.array([1])).tolist()
+    >>> per_sequence(lambda row, at: row[at])(jnp.array([[3, 5]]), jnp.array([1])).tolist()
     [5]
     """
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_whole, record
+from jaxspec.checks import assert_whole, struct
 from jaxspec.models.network import LanguageModel, Tokenizer
 from jaxspec.models.panels import Panels, cut, dense
 
@@ -93,7 +93,7 @@ def _is_float32(value: Any) -> bool:
     return is_real and bool(abs(value) <= float(np.finfo(np.float32).max))
 
 
-@record
+@struct
 class LlamaLayer:
     """The weights of one layer; each matrix an array or `Panels`.
 
@@ -126,7 +126,7 @@ class LlamaLayer:
     value_bias: jax.Array | None = None
 
 
-@record
+@struct
 class LlamaParams:
     """The weights of a network.
 
@@ -143,7 +143,7 @@ class LlamaParams:
     head: jax.Array | None = None
 
 
-@record
+@struct
 class LlamaCache:
     """Keys and values of the tokens seen.
 

@@ -45,7 +45,7 @@ class CharacterTokenizer:
 
 
 @functools.lru_cache(maxsize=4)
-def shipped_models(dtype: Any = jnp.float32) -> tuple[LanguageModel, LanguageModel]:
+def bundled_pair(dtype: Any = jnp.float32) -> tuple[LanguageModel, LanguageModel]:
     """Return the target and the draft that come with the package.
 
     Networks of characters, trained on the training part of the shipped text; they share one

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 
 WIDTH = 16
 
 
-@record
+@struct
 class Panels:
     """A matrix [O, I], stored so that a few tokens' product reads it from front to back.
 

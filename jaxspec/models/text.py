@@ -76,7 +76,7 @@ def split_text(text: str, held_out: bool = False) -> str:
     """Return the training part of a text, or the part held out for measurements.
 
     The last of every 20 blocks of 8192 characters is held out; a text of fewer than 20 blocks is
-    all training. Blocks are joined as they come, so a few n-grams at the seams were never written.
+    all training. BatchedNetwork are joined as they come, so a few n-grams at the seams were never written.
 
     Args:
       text: any length.

@@ -1,6 +1,6 @@
 """Which drafted tokens the target keeps."""
 
-from jaxspec.verify.bottom_up import verify_block, verify_bottom_up
+from jaxspec.verify.bottom_up import verify_block, verify_traversal
 from jaxspec.verify.checked import Verifier, checked, strict
 from jaxspec.verify.rules import RULES, Rule
 from jaxspec.verify.top_down import verify_path, verify_tree
@@ -15,7 +15,7 @@ __all__ = (
     "checked",
     "strict",
     "verify_block",
-    "verify_bottom_up",
     "verify_path",
+    "verify_traversal",
     "verify_tree",
 )

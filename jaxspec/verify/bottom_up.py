@@ -9,7 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
 from jaxspec.loops import when, while_loop
@@ -21,7 +21,7 @@ from jaxspec.verify.kernel import Node, Room, Site, choose, flag
 from jaxspec.verify.verdict import Status, Verdict
 
 
-@record
+@struct
 class _Frame:
     """One node on the way from the root to where the walk stands."""
 
@@ -30,7 +30,7 @@ class _Frame:
     left: Remainder
 
 
-@record
+@struct
 class _Walk:
     frames: _Frame  # every field with a leading [D + 1]
     depth: jax.Array  # []
@@ -223,11 +223,11 @@ def verify_block(
       Sun et al., "Block Verification Accelerates Speculative Decoding", ICLR 2025, Algorithm 2.
     """
     assert_path(proposal)
-    return verify_bottom_up(draws, proposal, target_rows, bonus)
+    return verify_traversal(draws, proposal, target_rows, bonus)
 
 
 @jax.jit
-def verify_bottom_up(
+def verify_traversal(
     draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
 ) -> Verdict:
     """Verify a tree from its deepest candidates back (traversal verification).
@@ -256,7 +256,7 @@ def verify_bottom_up(
     >>> rows = jnp.full((3, 2), 0.5)
     >>> proposal = js.WithoutReplacement(tree=tree, draft_rows=rows)
     >>> draws = js.Draws(accept=jnp.array([0.0, 0.9, 0.9]), final=jnp.array([0.0, 0.0]))
-    >>> js.verify_bottom_up(draws, proposal, rows).tokens.tolist()
+    >>> js.verify_traversal(draws, proposal, rows).tokens.tolist()
     [0, -1]
 
     References:

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
 from jaxspec.loops import varying_alike, when, while_loop
 from jaxspec.proposals import Proposal, Remainder, as_source, whole_row
 from jaxspec.rows import (
-    BLOCK,
     LEAST,
+    TILE,
     TRUST,
     Normaliser,
     Probabilities,
@@ -41,7 +41,7 @@ from jaxspec.verify.verdict import Status, Verdict
 T = TypeVar("T")
 
 
-@record
+@struct
 class Room:
     """How many rows of the slabs a sequence may read, from its first on.
 
@@ -54,7 +54,7 @@ class Room:
     draft: jax.Array  # []
 
 
-@record
+@struct
 class Site:
     """A visited node and what reading its rows once has told.
 
@@ -75,7 +75,7 @@ class Site:
     is_cut: jax.Array  # []
 
 
-@record
+@struct
 class Test:
     """One candidate, ready to be tested.
 
@@ -96,7 +96,7 @@ class Test:
     status: jax.Array  # []
 
 
-@record
+@struct
 class Piece:
     """Consecutive entries of a node's rows.
 
@@ -113,7 +113,7 @@ class Piece:
     q_raw: jax.Array | None  # [size]
 
 
-@record
+@struct
 class Sums:
     """What one pass over a node's rows tells after a rejection.
 
@@ -368,14 +368,14 @@ class Node:
         def exact(block: jax.Array) -> tuple[jax.Array, ...]:
             start, size = block_span(block, self.vocab)
             tokens = start + jnp.arange(size, dtype=jnp.int32)
-            inside = tokens >= block * BLOCK
+            inside = tokens >= block * TILE
             quantities = quantity(self._piece(site, start, size), tokens)
             return tuple(jnp.sum(jnp.where(inside, x, 0.0)) for x in quantities)
 
-        if self.vocab <= BLOCK:
+        if self.vocab <= TILE:
             return tuple(x[None] for x in exact(jnp.int32(0)))
         sums = block_sums(piece, self.vocab, spans=self.spans)
-        blocks = jnp.where(removed >= 0, removed // BLOCK, 0)
+        blocks = jnp.where(removed >= 0, removed // TILE, 0)
         mended = jax.vmap(exact)(blocks)
         return tuple(x.at[blocks].set(y) for x, y in zip(sums, mended, strict=True))
 
@@ -445,7 +445,7 @@ class Node:
             is_empty = (jnp.sum(sums[0]) == 0) & ~left.is_whole
             return is_empty, choose(is_empty, whole, left), sums
 
-        no_sums = jnp.zeros(-(-self.vocab // BLOCK), jnp.float32)
+        no_sums = jnp.zeros(-(-self.vocab // TILE), jnp.float32)
         looked_at = (self.target, self.draft if trusts_draft else None)
         no_masses = [jnp.float32(0) for source in looked_at if trusts(source)]
         start = (is_wanted, left, (no_sums, *no_masses))

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxspec.checks import assert_kind
 from jaxspec.proposals import PointMass, Proposal, WithoutReplacement, WithReplacement
-from jaxspec.verify.bottom_up import verify_block, verify_bottom_up
+from jaxspec.verify.bottom_up import verify_block, verify_traversal
 from jaxspec.verify.checked import Verifier
 from jaxspec.verify.top_down import verify_path, verify_tree
 
@@ -49,7 +49,7 @@ RULES = MappingProxyType(
                 "Sequoia 2024; Jeon et al. 2024",
             ),
             Rule(
-                "traversal", verify_bottom_up, WithoutReplacement, False, True, "Weng et al. 2025"
+                "traversal", verify_traversal, WithoutReplacement, False, True, "Weng et al. 2025"
             ),
         )
     }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
 from jaxspec.loops import when, while_loop
@@ -20,7 +20,7 @@ from jaxspec.verify.kernel import Node, Room, Site, accepts, choose, flag, is_cl
 from jaxspec.verify.verdict import Status, Verdict
 
 
-@record
+@struct
 class _Walk:
     site: Site
     rank: jax.Array  # [] sibling to be tested next

@@ -4,7 +4,7 @@ import enum
 
 import jax
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 
 
 class Status(enum.IntFlag):
@@ -39,7 +39,7 @@ class Status(enum.IntFlag):
     kept, no replacement."""
 
 
-@record
+@struct
 class Verdict:
     """The outcome of one round.
 

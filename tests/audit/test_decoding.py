@@ -58,11 +58,11 @@ POLICY = AdaptiveTreePolicy(
     min_width=1, max_width=2, min_depth=1, max_depth=2, first_depth=1, max_nodes=5
 )
 PATH = SampledPath(DRAFT, depth=2)
-BLOCK = SampledPath(DRAFT, depth=2, rule=js.RULES["block"])
+TILE = SampledPath(DRAFT, depth=2, rule=js.RULES["block"])
 DRAFTERS: dict[str, Drafter] = {
     "none": NoDraft(),
     "path by token": PATH,
-    "path by block": BLOCK,
+    "path by block": TILE,
     "fixed tree": FixedTree(DRAFT, widths=(2, 1)),
     "adaptive tree": AdaptiveTree(DRAFT, POLICY),
 }
@@ -150,7 +150,7 @@ def test_a_vocabulary_of_more_than_one_block_is_refused() -> None:
 def test_real_runs_on_random_keys_have_the_law_that_was_composed() -> None:
     # Block verification without the bonus: after a rejection the next round must not see the draws
     # that this one has looked at, which no law of independent rounds can tell.
-    decoder = Decoder(TARGETS["three tokens of three"][0], BLOCK, 2, bonus=False)
+    decoder = Decoder(TARGETS["three tokens of three"][0], TILE, 2, bonus=False)
     law = decoding_law(decoder, PROMPT)
     runs = 2000
     texts = [

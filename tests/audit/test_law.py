@@ -351,7 +351,7 @@ def test_another_verifier_is_searched_in_the_order_of_its_own_tests() -> None:
     deep = next(i for i in audit.instances_for(rule) if i.name == "contexts of three tokens")
 
     def law(**order: bool) -> audit.Law:
-        played = audit.make_round(rule, deep, verify=js.verify_bottom_up, **order)
+        played = audit.make_round(rule, deep, verify=js.verify_traversal, **order)
         return audit.exact_law(rule, deep, played=played)
 
     assert law(tests_deepest_first=True).is_proved

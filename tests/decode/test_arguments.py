@@ -12,7 +12,7 @@ import pytest
 from helpers.toys import DRAFTERS, draft, target
 
 import jaxspec as js
-from jaxspec.decode import Decoder, TreeAttention
+from jaxspec.decode import CachedNetwork, Decoder
 from jaxspec.draft import (
     MAX_NODES,
     AdaptiveTree,
@@ -97,7 +97,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "build_top_k(max_nodes)": lambda x: build_top_k(DRAFT, (0,), widths=(), max_nodes=x),
     "build_top_k(capacity)": lambda x: build_top_k(DRAFT, (0,), widths=(), capacity=x),
     "build_adaptive(depth)": lambda x: build_adaptive(DRAFT, (0,), depth=x, width_of=lambda _: 0),
-    "TreeAttention(model)": lambda x: TreeAttention(x, slots=8),
+    "CachedNetwork(model)": lambda x: CachedNetwork(x, slots=8),
 }
 
 

@@ -35,7 +35,7 @@ from jaxspec.decode import (
     score_sequential,
 )
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, SampledPath
-from jaxspec.models import shipped_pair
+from jaxspec.models import bundled_ngrams
 from jaxspec.models.provider import (
     Answer,
     Context,
@@ -555,7 +555,7 @@ def test_two_hundred_tokens_of_real_text_with_the_adaptive_tree() -> None:
 
         return Provider(name, model.vocabulary, ask, is_batched=True)
 
-    p, q = shipped_pair()
+    p, q = bundled_ngrams()
     drafter = AdaptiveTree(provider("3-gram", q), AdaptiveTreePolicy())
     decoder = Decoder(provider("5-gram", p), drafter, new_tokens=200)
     prompt = [p.alphabet.index(symbol) for symbol in "In the beginning "]

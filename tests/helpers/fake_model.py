@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import record
+from jaxspec.checks import struct
 from jaxspec.models.network import LanguageModel, Tokenizer
 
 NOTHING = -1
@@ -33,7 +33,7 @@ UNIT = 2.0**-14
 """Logits are multiples of this, so float32 arithmetic on them is exact."""
 
 
-@record
+@struct
 class FakeCache:
     """What was written.
 

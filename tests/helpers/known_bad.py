@@ -137,7 +137,7 @@ CONTEXTS = next(
 )
 """A path of two, rows by context: V = 3, since the residual of a binary row hides its faults."""
 
-TOKEN, BLOCK, POINT_MASS, WITH, WITHOUT = (js.RULES[name] for name in PLAIN_RULES)
+TOKEN, TILE, POINT_MASS, WITH, WITHOUT = (js.RULES[name] for name in PLAIN_RULES)
 UNIT = Fraction(1, audit.law.UNITS)
 
 
@@ -248,46 +248,46 @@ TOKEN_VARIANTS = (
 
 BLOCK_VARIANTS = (
     Variant(
-        "h = a", BLOCK, CONTEXTS, tv=Fraction(17, 144), verify=Block(inner=lambda prefix: prefix.a)
+        "h = a", TILE, CONTEXTS, tv=Fraction(17, 144), verify=Block(inner=lambda prefix: prefix.a)
     ),
     Variant(
         "h = p_i, the token ratio",
-        BLOCK,
+        TILE,
         CONTEXTS,
         tv=Fraction(19, 72),
         verify=Block(inner=lambda prefix: prefix.rho, whole=lambda prefix: prefix.rho),
     ),
     Variant(
         "last uncapped",
-        BLOCK,
+        TILE,
         CONTEXTS,
         tv=Fraction(1, 24),
         verify=Block(whole=lambda prefix: prefix.product),
     ),
     Variant(
         "stop at first failure",
-        dataclasses.replace(BLOCK, tests_deepest_first=False),
+        dataclasses.replace(TILE, tests_deepest_first=False),
         CONTEXTS,
         tv=Fraction(1, 5),
         verify=Block(stops_at_first_failure=True),
     ),
     Variant(
         "token residual",
-        BLOCK,
+        TILE,
         CONTEXTS,
         tv=Fraction(1, 72),
         verify=Block(residual=lambda prefix: relu(prefix.p - prefix.q)),
     ),
     Variant(
         "the last sampled token dropped for its low q",
-        BLOCK,
+        TILE,
         TRIMMED_PATH,
         tv=Fraction(1, 20),
         num_drafted=without_the_first_improbable,
     ),
     Variant(
         "<= instead of <",
-        BLOCK,
+        TILE,
         ZERO_PATH,
         tv=UNIT / 2,
         impossible=UNIT / 2,

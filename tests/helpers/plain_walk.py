@@ -12,7 +12,7 @@ import numpy as np
 import jaxspec as js
 from helpers.random_rounds import Rounds
 
-BLOCK = 512
+TILE = 512
 DECISIVE = 1e-4
 
 
@@ -139,9 +139,9 @@ class _Walk:
     def draw(self, pair: np.ndarray, row: np.ndarray) -> int:
         """Draw by inverse CDF: a block with the first number, a token inside it with the second."""
         block = 0
-        if len(row) > BLOCK:
-            block = self.invert(pair[0], np.add.reduceat(row, np.arange(0, len(row), BLOCK)))
-        return block * BLOCK + self.invert(pair[1], row[block * BLOCK : (block + 1) * BLOCK])
+        if len(row) > TILE:
+            block = self.invert(pair[0], np.add.reduceat(row, np.arange(0, len(row), TILE)))
+        return block * TILE + self.invert(pair[1], row[block * TILE : (block + 1) * TILE])
 
     def invert(self, u: float, weights: np.ndarray) -> int:
         running = np.cumsum(weights) / weights.sum()

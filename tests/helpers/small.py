@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxspec as js
 from helpers.fake_model import fake_model, row_after
-from jaxspec.decode import FusedDecoder
+from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import (
     AdaptiveModelTree,
     AdaptiveTree,
@@ -67,14 +67,14 @@ TRACED: Counter[str] = Counter()
 
 
 @functools.cache
-def decoder(name: str) -> FusedDecoder:
+def decoder(name: str) -> CompiledDecoder:
     """One decoder of each kind, compiled once for all tests of a process and a batch size."""
 
     def draws(key: jax.Array, nodes: int, position: jax.Array) -> js.RoundDraws:
         TRACED[name] += 1
         return js.round_draws(key, nodes, position)
 
-    return FusedDecoder(
+    return CompiledDecoder(
         counting(TARGET), FUSED[name](), max_length=LENGTH, prefill_width=4, draws=draws
     )
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxspec.models import encode, shipped_pair, shipped_text, split_text
+from jaxspec.models import bundled_ngrams, bundled_text, encode, split_text
 
 
 @pytest.fixture(scope="session")
 def held_out() -> np.ndarray:
-    tokens = encode(split_text(shipped_text(), held_out=True), shipped_pair()[0].alphabet)
+    tokens = encode(split_text(bundled_text(), held_out=True), bundled_ngrams()[0].alphabet)
     return np.lib.stride_tricks.sliding_window_view(tokens, 6)[::41]

@@ -13,10 +13,10 @@ from jaxspec.models import (
     ContextError,
     TextError,
     bits_per_character,
+    bundled_ngrams,
+    bundled_text,
     encode,
     fit_ngram,
-    shipped_pair,
-    shipped_text,
     split_text,
 )
 
@@ -88,7 +88,7 @@ def test_orders_whose_codes_overflow_equal_the_reference():
 
 
 def test_truncated_equals_fitted_bit_for_bit():
-    text = shipped_text()[:100_000]
+    text = bundled_text()[:100_000]
     alphabet = "".join(sorted(set(text)))
     model = fit_ngram(text, 12, alphabet)
     tokens = encode(text, alphabet)
@@ -105,7 +105,7 @@ def test_truncated_equals_fitted_bit_for_bit():
 
 
 def test_a_short_context_has_the_row_of_the_truncated_model(held_out):
-    target, _ = shipped_pair()
+    target, _ = bundled_ngrams()
     contexts = held_out[:200]
     for length in range(4):
         short = contexts[:, 6 - length :]
@@ -130,7 +130,7 @@ def test_orders_one_and_zero():
 
 
 def test_rows_are_distributions(held_out):
-    target, draft = shipped_pair()
+    target, draft = bundled_ngrams()
     rng = np.random.default_rng(0)
     seen = held_out
     unseen = rng.integers(0, target.vocabulary, (500, 6))
@@ -147,7 +147,7 @@ def test_rows_are_distributions(held_out):
 
 def test_rows_stay_positive_in_float32_up_to_order_nine():
     def least(order):  # of any entry of any row: a symbol new at every context length
-        model, _ = shipped_pair(9)
+        model, _ = bundled_ngrams(9)
         floor = np.full(1, 1 / model.vocabulary)
         for table in model.tables[:order]:
             kinds = np.diff(table.starts)
@@ -160,7 +160,7 @@ def test_rows_stay_positive_in_float32_up_to_order_nine():
 
 
 def test_any_batch_shape_gives_the_same_rows(held_out):
-    target, _ = shipped_pair()
+    target, _ = bundled_ngrams()
     contexts = held_out[:12]
     rows = np.asarray(target.rows(contexts))
     np.testing.assert_array_equal(target.rows(contexts.reshape(3, 4, 6)), rows.reshape(3, 4, -1))
@@ -221,8 +221,8 @@ def test_bits_per_character_by_hand():
 
 
 def test_bits_per_character_is_the_same_across_chunks():
-    target, _ = shipped_pair()
-    text = split_text(shipped_text(), held_out=True)[:10_000]
+    target, _ = bundled_ngrams()
+    text = split_text(bundled_text(), held_out=True)[:10_000]
     tokens = encode(text, target.alphabet)
     padded = np.pad(tokens, (4, 0), constant_values=-1)
     rows = target.rows(np.lib.stride_tricks.sliding_window_view(padded, 4)[:10_000])
@@ -231,8 +231,8 @@ def test_bits_per_character_is_the_same_across_chunks():
 
 
 def test_held_out_bits_fall_with_the_order():
-    target, _ = shipped_pair()
-    sample = split_text(shipped_text(), held_out=True)[:80_000]
+    target, _ = bundled_ngrams()
+    sample = split_text(bundled_text(), held_out=True)[:80_000]
     bits = [bits_per_character(target.truncated(order), sample) for order in range(6)]
     assert bits[0] == pytest.approx(np.log2(73))
     assert all(lower > higher + 0.1 for lower, higher in itertools.pairwise(bits))

@@ -7,10 +7,10 @@ import sys
 import jax
 import pytest
 
-from jaxspec.models import encode, shipped_pair, shipped_text, split_text
+from jaxspec.models import bundled_ngrams, bundled_text, encode, split_text
 from jaxspec.models.load.huggingface import load_huggingface
 from jaxspec.models.network import Tokenizer, assert_same_tokens
-from jaxspec.models.pair import CharacterTokenizer, shipped_models
+from jaxspec.models.pair import CharacterTokenizer, bundled_pair
 from jaxspec.models.text import TextError
 from training.figures import agreement, alpha, bits, ngram_rows, text_rows
 
@@ -21,13 +21,13 @@ VERSE = "In the beginning God created the heaven and the earth.\nAnd the earth"
 @pytest.fixture(scope="module")
 def text():
     """Tokens of the first half of a held-out block."""
-    return encode(split_text(shipped_text(), held_out=True)[:4097], shipped_pair()[0].alphabet)
+    return encode(split_text(bundled_text(), held_out=True)[:4097], bundled_ngrams()[0].alphabet)
 
 
 @pytest.fixture(scope="module")
 def rows(text):
     """What target and draft say to it."""
-    return tuple(text_rows(model, text, 256) for model in shipped_models())
+    return tuple(text_rows(model, text, 256) for model in bundled_pair())
 
 
 def test_the_pair_weighs_less_than_4_500_000_bytes():
@@ -40,17 +40,17 @@ def test_the_pair_weighs_less_than_4_500_000_bytes():
 
 
 def test_target_and_draft_speak_of_the_characters_of_the_shipped_text():
-    target, draft = shipped_models()
-    assert shipped_models()[0] is target
+    target, draft = bundled_pair()
+    assert bundled_pair()[0] is target
     assert_same_tokens(target, draft)
     for model in (target, draft):
-        assert "".join(model.tokenizer.pieces) == shipped_pair()[0].alphabet
+        assert "".join(model.tokenizer.pieces) == bundled_ngrams()[0].alphabet
         assert model.vocab == 73
         assert model.max_context == 256
 
 
 def test_the_target_knows_its_text_better_than_a_6_gram(rows, text):
-    assert bits(rows[0], text) < bits(ngram_rows(shipped_pair(6, 6)[0], text), text) - 0.15
+    assert bits(rows[0], text) < bits(ngram_rows(bundled_ngrams(6, 6)[0], text), text) - 0.15
 
 
 def test_the_target_keeps_six_of_seven_tokens_of_the_draft(rows):
@@ -64,7 +64,7 @@ def test_the_pair_needs_no_library_and_is_what_the_libraries_read(monkeypatch):
     read = [load_huggingface(str(DATA / which)) for which in ("target", "draft")]
     for name in ("safetensors", "tokenizers", "optax"):
         monkeypatch.setitem(sys.modules, name, None)
-    for ours, theirs in zip(shipped_models.__wrapped__(), read, strict=True):
+    for ours, theirs in zip(bundled_pair.__wrapped__(), read, strict=True):
         assert jax.tree.all(
             jax.tree.map(lambda a, b: bool((a == b).all()), ours.params, theirs.params)
         )
@@ -72,7 +72,7 @@ def test_the_pair_needs_no_library_and_is_what_the_libraries_read(monkeypatch):
 
 
 def test_characters_are_tokens():
-    tokenizer: Tokenizer = shipped_models()[0].tokenizer
+    tokenizer: Tokenizer = bundled_pair()[0].tokenizer
     assert tokenizer.decode(tokenizer.encode(VERSE)) == VERSE
     assert tokenizer.encode("") == []
     assert tokenizer.decode([]) == ""
@@ -84,7 +84,7 @@ def test_characters_are_tokens():
 def test_the_tokenizer_file_gives_the_same_ids(which):
     tokenizers = pytest.importorskip("tokenizers", reason="the extra models is not installed")
     read = tokenizers.Tokenizer.from_str((DATA / which / "tokenizer.json").read_text())
-    ours = CharacterTokenizer(shipped_pair()[0].alphabet)
+    ours = CharacterTokenizer(bundled_ngrams()[0].alphabet)
     assert read.encode(VERSE).ids == ours.encode(VERSE)
     assert read.decode(read.encode(VERSE).ids) == VERSE
 

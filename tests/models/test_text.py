@@ -7,17 +7,17 @@ import pytest
 from jaxspec.models import (
     ContextError,
     TextError,
+    bundled_ngrams,
+    bundled_text,
     decode,
     encode,
-    shipped_pair,
-    shipped_text,
     split_text,
 )
 
 
 def test_encode_and_decode_round_trip():
-    text = shipped_text()[:5000]
-    alphabet = shipped_pair()[0].alphabet
+    text = bundled_text()[:5000]
+    alphabet = bundled_ngrams()[0].alphabet
     tokens = encode(text, alphabet)
     assert tokens.dtype == np.int32
     assert decode(tokens, alphabet) == text
@@ -44,7 +44,7 @@ def test_ids_that_are_no_text_raise():
 
 
 def test_split_text_parts_the_blocks():
-    text = shipped_text()
+    text = bundled_text()
     train, held = split_text(text), split_text(text, held_out=True)
     assert len(train) + len(held) == len(text)
     assert train.startswith(text[: 19 * 8192])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.decode import Decoder, TreeAttention, node_contexts
+from jaxspec.decode import CachedNetwork, Decoder, node_contexts
 from jaxspec.draft import FixedTree
 from jaxspec.models.load.tunix import from_tunix
 from jaxspec.models.network import CacheError
@@ -203,7 +203,7 @@ def test_each_sequence_of_a_batch_has_its_own_write_index(llama: Network) -> Non
 
 
 def test_the_host_loop_gives_the_text_of_plain_greedy_decoding(llama: Network) -> None:
-    attention = TreeAttention(llama.model, slots=SLOTS, chunk=4, transform=Softmax(0))
+    attention = CachedNetwork(llama.model, slots=SLOTS, chunk=4, transform=Softmax(0))
     rough = Provider("rough", VOCAB, ask=lambda c: llama.logits_after(c[-3:]), transform=Softmax())
     decoder = Decoder(
         attention.provider(), FixedTree(rough, widths=(2, 1)), new_tokens=12, score=attention

@@ -10,7 +10,7 @@ import pytest
 from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
-from jaxspec.decode import Decoder, TreeAttention, metrics_of, score_batched
+from jaxspec.decode import CachedNetwork, Decoder, metrics_of, score_batched
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
 from jaxspec.models.network import CacheError
 from jaxspec.models.provider import NonFiniteRowError, Provider, Softmax
@@ -40,9 +40,9 @@ def drafters(draft: Provider) -> dict[str, Drafter]:
 each_drafter = pytest.mark.parametrize("name", drafters(Provider("any", VOCAB, ask=len)))
 
 
-def attention_of(model: Any = FAKE, **options: Any) -> TreeAttention:
+def attention_of(model: Any = FAKE, **options: Any) -> CachedNetwork:
     """Cache and chunks of one size everywhere, so that little is compiled."""
-    return TreeAttention(model, **{"slots": SLOTS, "chunk": 4, **options})
+    return CachedNetwork(model, **{"slots": SLOTS, "chunk": 4, **options})
 
 
 def by_hand(name: str, noise: float, transform: Softmax) -> Provider:
@@ -116,7 +116,7 @@ LONG = (*PROMPT, *[0, 3, 2, 1] * 9)  # one less than the cache has slots
 ROW = Softmax()(row_after(PROMPT, VOCAB))
 
 
-def assert_untouched(attention: TreeAttention, forwards: int) -> None:
+def assert_untouched(attention: CachedNetwork, forwards: int) -> None:
     """The cache is as it was: the same context costs one forward and has the right row."""
     assert attention.forwards == forwards
     scores = attention(attention.provider(), js.make_tree([4], [-1]), PROMPT)
@@ -167,7 +167,7 @@ def test_a_tree_for_a_network_that_takes_none_is_refused() -> None:
 
 def test_a_cache_that_cannot_roll_back_is_refused_at_once() -> None:
     with pytest.raises(CacheError, match="its cache cannot roll back"):
-        TreeAttention(fake_model(rolls_back=False), slots=8)
+        CachedNetwork(fake_model(rolls_back=False), slots=8)
 
 
 def test_another_model_as_target_and_bad_contexts_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
-from jaxspec.decode import TreeAttention, node_contexts, score_sequential
+from jaxspec.decode import CachedNetwork, node_contexts, score_sequential
 from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax, Usage, audit_provider
@@ -72,8 +72,8 @@ SCRATCH = Provider(
 )
 
 
-def attention_of(model: LanguageModel, **options: Any) -> TreeAttention:
-    return TreeAttention(model, **{"slots": SLOTS, "chunk": CHUNK, **options})
+def attention_of(model: LanguageModel, **options: Any) -> CachedNetwork:
+    return CachedNetwork(model, **{"slots": SLOTS, "chunk": CHUNK, **options})
 
 
 def grown(tokens: list[int], parents: list[int], **options: Any) -> js.Tree:
@@ -281,7 +281,7 @@ def test_only_what_is_new_of_a_context_is_fed() -> None:
 
         def forwards(
             length: int,
-            attention: TreeAttention = attention,
+            attention: CachedNetwork = attention,
             target: Provider = target,
         ) -> int:
             context = (*TEXT[: length - 1], 3)

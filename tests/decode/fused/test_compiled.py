@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.decode import FusedDecoder
+from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import Lookup, ModelTree, model_path
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
 
@@ -32,8 +32,8 @@ DRAFTERS = {
 }
 
 
-def decoder(name: str) -> FusedDecoder:
-    return FusedDecoder(NETWORK, DRAFTERS[name](), max_length=150, prefill_width=8)
+def decoder(name: str) -> CompiledDecoder:
+    return CompiledDecoder(NETWORK, DRAFTERS[name](), max_length=150, prefill_width=8)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("path", 1), ("lookup", 1), ("tree", 2)])

@@ -9,7 +9,7 @@ from helpers.small import DRAFT, LENGTH, PROMPTS, TARGET, host_drafters, keys, p
 
 import jaxspec as js
 from jaxspec import audit
-from jaxspec.decode import Decoder, FusedDecoder
+from jaxspec.decode import CompiledDecoder, Decoder
 from jaxspec.draft import model_path
 
 
@@ -56,7 +56,7 @@ def test_both_loops_decode_the_text_of_the_rule_that_it_states() -> None:
     options: dict[str, Any] = {"new_tokens": 12, "temperature": 1.0}
     texts = []
     for rule in (js.RULES["token"], RULE):
-        loop = FusedDecoder(TARGET, model_path(DRAFT, 3, rule), max_length=LENGTH)
+        loop = CompiledDecoder(TARGET, model_path(DRAFT, 3, rule), max_length=LENGTH)
         texts.append([text.tokens for text in loop.run(PROMPTS[:1], keys(1), **options)])
     assert texts[0] == texts[1]
     hosts = []

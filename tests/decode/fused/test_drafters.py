@@ -161,10 +161,10 @@ def paths_in_the_loop(
     drafter: FusedDrafter, texts: Sequence[Sequence[int]]
 ) -> list[list[tuple[int, ...]]]:
     """What a drafter with a network proposes after each text, its cache filled as the loop does."""
-    from jaxspec.models.batched import Blocks
+    from jaxspec.models.batched import BatchedNetwork
 
     assert drafter.model is not None
-    blocks = Blocks(drafter.model, LENGTH, 1)
+    blocks = BatchedNetwork(drafter.model, LENGTH, 1)
 
     @jax.jit
     def propose(params: Any, view: View) -> js.Tree:

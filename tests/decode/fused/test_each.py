@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxspec.models.each import each_row
+from jaxspec.models.each import per_sequence
 
 
 def collatz(row, at):
@@ -22,7 +22,7 @@ def collatz(row, at):
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_each_row_of_a_batch_gives_what_it_gives_alone(batch):
     rows, at = jnp.arange(2, 2 + 4 * batch).reshape(batch, 4), jnp.arange(batch)
-    found = each_row(collatz)(rows, at)
+    found = per_sequence(collatz)(rows, at)
     for row in range(batch):
         alone = collatz(rows[row], at[row])
         assert found["steps"][row] == alone["steps"]
@@ -32,7 +32,7 @@ def test_each_row_of_a_batch_gives_what_it_gives_alone(batch):
 def test_a_batch_of_one_runs_one_branch_of_a_condition_where_a_larger_batch_runs_both():
     def primitives(batch):
         rows, at = jnp.ones((batch, 4), jnp.int32), jnp.zeros(batch, jnp.int32)
-        traced = jax.make_jaxpr(each_row(collatz))(rows, at)
+        traced = jax.make_jaxpr(per_sequence(collatz))(rows, at)
         return [equation.primitive.name for equation in traced.eqns]
 
     assert "cond" in primitives(1)

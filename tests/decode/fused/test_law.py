@@ -16,9 +16,9 @@ from jax import lax
 
 import jaxspec as js
 from jaxspec import audit
-from jaxspec.decode import FusedDecoder
+from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import ModelTree, model_path
-from jaxspec.models import shipped_models
+from jaxspec.models import bundled_pair
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.tree_attention import chain_mask
 
@@ -36,7 +36,7 @@ ALONE, NOISE_REUSED, KEYED_BY_POSITION = 0, 1, 2
 @functools.cache
 def rows_of(which: int) -> np.ndarray:
     """A network's logits after the prompt and every continuation by 0, 1 and 2 characters."""
-    network = shipped_models()[which]
+    network = bundled_pair()[which]
     assert network.tokenizer is not None
     prompt = np.asarray(network.tokenizer.encode(PROMPT), np.int32)
     length, vocab = len(prompt), network.vocab
@@ -62,7 +62,7 @@ def rows_of(which: int) -> np.ndarray:
 
 def table(which: int) -> LanguageModel:
     """A network that looks its rows up by the characters after the prompt."""
-    vocab = shipped_models()[which].vocab
+    vocab = bundled_pair()[which].vocab
     length = 1  # of a prompt, whose last character stands for all of it
 
     def forward(
@@ -99,7 +99,7 @@ def table(which: int) -> LanguageModel:
 
 def exact_law() -> np.ndarray:
     """The target's law of the first two characters, [V V]."""
-    rows = np.asarray(jax.nn.softmax(jnp.asarray(rows_of(0)[: 1 + shipped_models()[0].vocab])))
+    rows = np.asarray(jax.nn.softmax(jnp.asarray(rows_of(0)[: 1 + bundled_pair()[0].vocab])))
     return (rows[0][:, None] * rows[1:]).astype(np.float64).reshape(-1)
 
 
@@ -125,8 +125,8 @@ DRAFTERS = {
 
 
 @functools.cache
-def decoder(name: str) -> FusedDecoder:
-    return FusedDecoder(
+def decoder(name: str) -> CompiledDecoder:
+    return CompiledDecoder(
         table(0),
         DRAFTERS[name](table(1)),
         max_length=1 + NEW_TOKENS,
@@ -137,7 +137,7 @@ def decoder(name: str) -> FusedDecoder:
 
 def test_of_decodes(name: str, way: int) -> audit.GTest:
     """Count the first two characters of 204,800 decodes against the exact law."""
-    network = shipped_models()[0]
+    network = bundled_pair()[0]
     assert network.tokenizer is not None
     prompt = network.tokenizer.encode(PROMPT)[-1:]
     vocab = network.vocab

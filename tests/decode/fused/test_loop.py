@@ -29,7 +29,7 @@ from helpers.small import (
 )
 
 import jaxspec as js
-from jaxspec.decode import Decoder, Ending, FusedDecoder, Source, texts_of
+from jaxspec.decode import CompiledDecoder, Decoder, Ending, Source, texts_of
 from jaxspec.draft import FusedDrafter, Lookup, ModelTree, NGramTree, NoDraft, Plain, model_path
 from jaxspec.models import fit_ngram
 from jaxspec.models.network import CacheError, ForwardError, LanguageModel, TokensDifferError
@@ -204,7 +204,7 @@ def test_a_bad_row_ends_its_text_and_leaves_the_others_alone() -> None:
         logits, cache = TARGET.forward(params, tokens, positions, mask, cache, at)
         return jnp.where((positions == 5)[:, None], jnp.nan, logits), cache
 
-    broken = FusedDecoder(
+    broken = CompiledDecoder(
         dataclasses.replace(TARGET, forward=forward), max_length=LENGTH, prefill_width=4
     )
     texts = broken.run([[1, 2, 3], [0]], keys(2), new_tokens=[20, 3], temperature=0.0)
@@ -218,30 +218,32 @@ def test_a_bad_row_ends_its_text_and_leaves_the_others_alone() -> None:
 def test_networks_that_cannot_do_it_are_refused_before_anything_runs() -> None:
     stuck = fake_model(VOCAB, name="stuck", rolls_back=False)
     with pytest.raises(CacheError, match="stuck: its cache cannot roll back"):
-        FusedDecoder(stuck)
+        CompiledDecoder(stuck)
     with pytest.raises(CacheError, match="stuck: its cache cannot roll back"):
-        FusedDecoder(TARGET, model_path(stuck, 2))
+        CompiledDecoder(TARGET, model_path(stuck, 2))
     flat = fake_model(VOCAB, name="flat", takes_trees=False)
     with pytest.raises(CacheError, match="flat takes no mask, so it verifies paths only"):
-        FusedDecoder(flat, Lookup(matches=2))
+        CompiledDecoder(flat, Lookup(matches=2))
     with pytest.raises(CacheError, match="flat takes no mask"):
         ModelTree(flat, (2, 1), js.RULES["point_mass"])
     fixed = fake_model(VOCAB, name="fixed", has_keep=False)
     with pytest.raises(CacheError, match="fixed has a cache whose slots cannot move"):
-        FusedDecoder(fixed, Lookup(matches=2))
+        CompiledDecoder(fixed, Lookup(matches=2))
     with pytest.raises(CacheError, match="max_length is 40, but short was made for 30 positions"):
-        FusedDecoder(fake_model(VOCAB, name="short", max_context=30), max_length=40)
+        CompiledDecoder(fake_model(VOCAB, name="short", max_context=30), max_length=40)
     names = [SimpleNamespace(pieces=tuple(pieces)) for pieces in ("abcde", "abxde")]
     ours, theirs = (fake_model(VOCAB, name=t.pieces[2], tokenizer=t) for t in names)
     with pytest.raises(TokensDifferError, match="token 2 is 'c' to target c, 'x' to draft x"):
-        FusedDecoder(ours, model_path(theirs, 2))
+        CompiledDecoder(ours, model_path(theirs, 2))
 
 
 def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them_with_their_last() -> (
     None
 ):
     flat = fake_model(VOCAB, name="flat", takes_trees=False, has_keep=False)
-    path = FusedDecoder(flat, model_path(flat, 2), max_length=LENGTH, prefill_width=4, bonus=False)
+    path = CompiledDecoder(
+        flat, model_path(flat, 2), max_length=LENGTH, prefill_width=4, bonus=False
+    )
     (text,) = path.run([[1, 2, 3]], keys(1), new_tokens=9, temperature=0.0)
     assert text.tokens == greedy((1, 2, 3), 9)
     # Without bonus a round of 2 accepted tokens emits 2, and the last has room for 1.
@@ -319,7 +321,7 @@ def test_a_decoder_of_bad_sizes_or_of_other_tokens_is_refused(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        FusedDecoder(TARGET, **arguments)
+        CompiledDecoder(TARGET, **arguments)
 
 
 def own_drafter(**parts: Any) -> FusedDrafter:
@@ -334,60 +336,60 @@ NO_NETWORK = ": must be a jaxspec.models.network.LanguageModel, such as models.l
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FusedDecoder(provider(0.0, 1.0)), f"target is of type Provider{NO_NETWORK}"),
-        (lambda: FusedDecoder("llama"), f"target is 'llama', of type str{NO_NETWORK}"),
-        (lambda: FusedDecoder(TARGET.params), f"target is of type dict{NO_NETWORK}"),
-        (lambda: FusedDecoder(LanguageModel), "target is the class LanguageModel: must be"),
+        (lambda: CompiledDecoder(provider(0.0, 1.0)), f"target is of type Provider{NO_NETWORK}"),
+        (lambda: CompiledDecoder("llama"), f"target is 'llama', of type str{NO_NETWORK}"),
+        (lambda: CompiledDecoder(TARGET.params), f"target is of type dict{NO_NETWORK}"),
+        (lambda: CompiledDecoder(LanguageModel), "target is the class LanguageModel: must be"),
         (
-            lambda: FusedDecoder(TARGET, NoDraft()),
+            lambda: CompiledDecoder(TARGET, NoDraft()),
             "drafter is of type NoDraft, which has no capacity, widths, model, params, spare_slots: "
             + NO_DRAFTER,
         ),
-        (lambda: FusedDecoder(TARGET, TARGET), "drafter is of type LanguageModel, which has"),
-        (lambda: FusedDecoder(TARGET, None), "drafter is None, which has no rule, capacity"),
-        (lambda: FusedDecoder(TARGET, "lookup"), "drafter is 'lookup', of type str, which"),
+        (lambda: CompiledDecoder(TARGET, TARGET), "drafter is of type LanguageModel, which has"),
+        (lambda: CompiledDecoder(TARGET, None), "drafter is None, which has no rule, capacity"),
+        (lambda: CompiledDecoder(TARGET, "lookup"), "drafter is 'lookup', of type str, which"),
         (
-            lambda: FusedDecoder(TARGET, Plain),
+            lambda: CompiledDecoder(TARGET, Plain),
             f"drafter is the class Plain, not one made of it: {NO_DRAFTER}",
         ),
         (
-            lambda: FusedDecoder(TARGET, own_drafter(model="draft")),
+            lambda: CompiledDecoder(TARGET, own_drafter(model="draft")),
             f"the drafter's model is 'draft', of type str{NO_NETWORK}",
         ),
         (
-            lambda: FusedDecoder(TARGET, own_drafter(rule="token")),
+            lambda: CompiledDecoder(TARGET, own_drafter(rule="token")),
             "the drafter's rule is 'token', of type str: must be a jaxspec.Rule, RULES[\"token\"]",
         ),
         (
-            lambda: FusedDecoder(TARGET, own_drafter(capacity=(1, 1, 0))),
+            lambda: CompiledDecoder(TARGET, own_drafter(capacity=(1, 1, 0))),
             "the drafter's capacity is of type tuple: must be a Capacity(max_nodes, max_children,",
         ),
         (
-            lambda: FusedDecoder(TARGET, own_drafter(widths=2)),
+            lambda: CompiledDecoder(TARGET, own_drafter(widths=2)),
             "the drafter's widths is 2, of type int: must be a sequence of block widths, rising",
         ),
         (
-            lambda: FusedDecoder(TARGET, own_drafter(widths=(0, 1))),
+            lambda: CompiledDecoder(TARGET, own_drafter(widths=(0, 1))),
             "the drafter's widths are (0, 1): one of them is 0: must be a whole number, at least 1",
         ),
         *(
             (
-                lambda widths=widths: FusedDecoder(TARGET, own_drafter(widths=widths)),
+                lambda widths=widths: CompiledDecoder(TARGET, own_drafter(widths=widths)),
                 f"the drafter's widths are {tuple(widths)}: must rise, and end with its capacity's",
             )
             for widths in ((), (2,), (1, 2), [1, 1], (2, 1))
         ),
         (
-            lambda: FusedDecoder(TARGET, draws=jax.random.key(0)),
+            lambda: CompiledDecoder(TARGET, draws=jax.random.key(0)),
             "must be a function of (key, number of nodes, root position), such as jaxspec.round_draws",
         ),
         (lambda: decoder("plain").lower("x"), "batch is 'x': must be a whole number, at least 1"),
         (lambda: decoder("plain").lower(0), "batch is 0: must be a whole number, at least 1"),
         (
             lambda: decoder("plain").advance(None),
-            "state is None: must be a FusedState, such as FusedDecoder.start and advance give",
+            "state is None: must be a BatchState, such as CompiledDecoder.start and advance give",
         ),
-        (lambda: texts_of([1, 2]), "state is of type list: must be a FusedState"),
+        (lambda: texts_of([1, 2]), "state is of type list: must be a BatchState"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_by_name_with_what_to_give_instead(
@@ -420,20 +422,20 @@ def forward_giving(change: Callable[[Any, Any], tuple[Any, Any]]) -> LanguageMod
 def test_a_network_that_gives_no_row_for_each_token_or_another_cache_decodes_nothing(
     change: Callable[[Any, Any], tuple[Any, Any]], message: str
 ) -> None:
-    broken = FusedDecoder(forward_giving(change), max_length=LENGTH, prefill_width=4)
+    broken = CompiledDecoder(forward_giving(change), max_length=LENGTH, prefill_width=4)
     with pytest.raises(ForwardError, match=message):
         broken.run([[1, 2]], keys(1), new_tokens=3)
     drafting = model_path(forward_giving(change), 3)
     with pytest.raises(ForwardError, match="target: forward"):
-        FusedDecoder(TARGET, drafting, max_length=LENGTH, prefill_width=4).lower(1)
+        CompiledDecoder(TARGET, drafting, max_length=LENGTH, prefill_width=4).lower(1)
 
 
 def test_a_state_of_another_decoder_or_one_given_away_is_refused_and_can_be_used_on() -> None:
     state = decoder("plain").start([[1, 2]], keys(1), new_tokens=5)
     for other in (
-        FusedDecoder(TARGET, max_length=2 * LENGTH),
-        FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4, max_stop_tokens=5),
-        FusedDecoder(TARGET, max_length=LENGTH, prefill_width=4),
+        CompiledDecoder(TARGET, max_length=2 * LENGTH),
+        CompiledDecoder(TARGET, max_length=LENGTH, prefill_width=4, max_stop_tokens=5),
+        CompiledDecoder(TARGET, max_length=LENGTH, prefill_width=4),
         decoder("path by token"),
     ):
         with pytest.raises(ValueError, match="the state was begun by another decoder: its"):

@@ -9,7 +9,7 @@ from helpers.small import FUSED, LENGTH, PROMPTS, TARGET, decoder, host_drafters
 
 import jaxspec as js
 from jaxspec import audit, decode
-from jaxspec.decode import Decoder, FusedDecoder, TreeAttention
+from jaxspec.decode import CachedNetwork, CompiledDecoder, Decoder
 
 OPTIONS: dict[str, Any] = {
     "new_tokens": 12,
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
 def test_the_compiled_loop_decodes_the_same_tokens(name: str) -> None:
     (text,) = decoder(name).run(PROMPTS[:1], keys(1), **OPTIONS)
     with jax.enable_x64(True):
-        other = FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4)
+        other = CompiledDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4)
         (wide,) = other.run(PROMPTS[:1], keys(1), **OPTIONS)
     assert (wide.tokens, wide.rounds, wide.status) == (text.tokens, text.rounds, 0)
 
@@ -32,7 +32,7 @@ def test_the_compiled_loop_decodes_the_same_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", ["tree without replacement", "best-first tree", "lookup tree"])
 def test_the_loop_of_every_drafter_is_traced(name: str) -> None:
     with jax.enable_x64(True):
-        FusedDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4).lower(2)
+        CompiledDecoder(TARGET, FUSED[name](), max_length=LENGTH, prefill_width=4).lower(2)
 
 
 @pytest.mark.parametrize("name", ["path by block", "top-k tree", "adaptive tree"])
@@ -49,7 +49,7 @@ def test_the_host_loop_decodes_the_same_tokens(name: str) -> None:
 
 def test_tree_attention_gives_the_same_rows() -> None:
     def rows() -> np.ndarray:
-        attention = TreeAttention(TARGET, slots=20, chunk=4)
+        attention = CachedNetwork(TARGET, slots=20, chunk=4)
         tree = js.make_tree([4, 0, 1, 2], [-1, 0, 0, 1], max_nodes=6)
         return attention(attention.provider(), tree, [3, 1, 4], bonus=True).rows
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.small import DRAFT, PROMPTS, TARGET, host_drafters, keys, provider
 
 import jaxspec as js
-from jaxspec.decode import Decoder, FusedDecoder
+from jaxspec.decode import CompiledDecoder, Decoder
 from jaxspec.draft import (
     AdaptiveModelTree,
     AdaptiveTree,
@@ -56,7 +56,7 @@ def texts_of_both(
 ) -> list[tuple[Any, ...]]:
     target = Provider("target", len(logits), lambda _: logits, transform=Softmax())
     one = Decoder(target, host, count).run([0], jax.random.key(1))
-    loop = FusedDecoder(constant("t", logits), drafter, max_length=32, prefill_width=4)
+    loop = CompiledDecoder(constant("t", logits), drafter, max_length=32, prefill_width=4)
     other = loop.run([[0]], jax.random.key(1), new_tokens=count)[0]
     drafted = sum(each.num_drafted for each in one.rounds)
     return [(one.tokens, len(one.rounds), drafted), (other.tokens, other.rounds, other.drafted)]
@@ -130,12 +130,12 @@ STOPS = [[0], [3, 1], [4]]
 
 
 @functools.cache
-def without_bonus(name: str) -> FusedDecoder:
+def without_bonus(name: str) -> CompiledDecoder:
     drafter: FusedDrafter = {
         "path by block": lambda: model_path(DRAFT, 3, js.RULES["block"]),
         "top-k tree": lambda: ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
     }[name]()
-    return FusedDecoder(TARGET, drafter, max_length=40, prefill_width=4, bonus=False)
+    return CompiledDecoder(TARGET, drafter, max_length=40, prefill_width=4, bonus=False)
 
 
 @pytest.mark.parametrize("name", ["path by block", "top-k tree"])

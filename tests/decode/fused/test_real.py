@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import jaxspec as js
-from jaxspec.decode import Ending, FusedDecoder, FusedText
+from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import (
     AdaptiveModelTree,
     BestFirstTree,
@@ -22,12 +22,12 @@ from jaxspec.draft import (
     model_path,
 )
 from jaxspec.models import (
+    bundled_ngrams,
+    bundled_pair,
+    bundled_text,
     chat_prompt,
     find_smollm2,
     load_smollm2,
-    shipped_models,
-    shipped_pair,
-    shipped_text,
     split_text,
 )
 from jaxspec.models.network import LanguageModel
@@ -49,8 +49,8 @@ DRAFTERS = {
     "traversal": lambda draft: ModelTree(draft, (2, 1), js.RULES["traversal"]),
     "adaptive tree": AdaptiveModelTree,
     "best-first tree": lambda draft: BestFirstTree(draft, max_nodes=10, beam=3, depth=3),
-    "n-gram path": lambda draft: NGramTree(shipped_pair()[0], (1, 1, 1)),
-    "n-gram tree": lambda draft: NGramTree(shipped_pair()[0], (2, 1, 1)),
+    "n-gram path": lambda draft: NGramTree(bundled_ngrams()[0], (1, 1, 1)),
+    "n-gram tree": lambda draft: NGramTree(bundled_ngrams()[0], (2, 1, 1)),
     "lookup": lambda draft: Lookup({4: 6, 2: 3}),
     "lookup tree": lambda draft: Lookup({4: 6, 2: 3}, matches=2, max_nodes=9),
 }
@@ -58,21 +58,23 @@ DRAFTERS = {
 
 def held_out_prompts() -> list[list[int]]:
     """Beginnings of held-out lines, of many lengths."""
-    tokenizer = shipped_models()[0].tokenizer
+    tokenizer = bundled_pair()[0].tokenizer
     assert tokenizer is not None
-    lines = split_text(shipped_text(), held_out=True).splitlines()[1:]
+    lines = split_text(bundled_text(), held_out=True).splitlines()[1:]
     lines = [line for line in lines if len(line) >= LENGTH][::3][:PROMPTS]
     return [tokenizer.encode(line[: 3 + (7 * n) % 35]) for n, line in enumerate(lines)]
 
 
 @functools.cache
-def plain_texts() -> tuple[FusedText, ...]:
-    plain = FusedDecoder(shipped_models()[0], max_length=LENGTH, prefill_width=40)
+def plain_texts() -> tuple[DecodedText, ...]:
+    plain = CompiledDecoder(bundled_pair()[0], max_length=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(0), PROMPTS)
     return plain.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
 
 
-def assert_equal_or_undecided(text: FusedText, plain: FusedText, network: LanguageModel) -> None:
+def assert_equal_or_undecided(
+    text: DecodedText, plain: DecodedText, network: LanguageModel
+) -> None:
     """Texts are equal, or part where the network's two greatest logits are all but equal."""
     if text.tokens == plain.tokens:
         return
@@ -89,8 +91,8 @@ def assert_equal_or_undecided(text: FusedText, plain: FusedText, network: Langua
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_of_50_prompts_are_those_of_the_plain_loop(name: str) -> None:
-    target, draft = shipped_models()
-    decoder = FusedDecoder(target, DRAFTERS[name](draft), max_length=LENGTH, prefill_width=40)
+    target, draft = bundled_pair()
+    decoder = CompiledDecoder(target, DRAFTERS[name](draft), max_length=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(1), PROMPTS)
     texts = decoder.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
     assert sum(text.accepted for text in texts) > PROMPTS
@@ -118,8 +120,8 @@ def remembering(model: LanguageModel, nodes: int) -> LanguageModel:
 
 
 def test_in_bfloat16_every_token_is_the_arg_max_of_the_forward_that_verified_it() -> None:
-    target, draft = shipped_models(jnp.bfloat16)[0], shipped_models()[1]
-    decoder = FusedDecoder(
+    target, draft = bundled_pair(jnp.bfloat16)[0], bundled_pair()[1]
+    decoder = CompiledDecoder(
         remembering(target, 4), model_path(draft, 3), max_length=LENGTH, prefill_width=40
     )
     state = decoder.start(
@@ -152,7 +154,7 @@ def test_greedy_texts_of_smollm2_are_those_of_the_plain_loop() -> None:
     ]
     options: dict[str, Any] = {"new_tokens": 32, "temperature": 0.0, "stop_tokens": (2,)}
     loops = [
-        FusedDecoder(target, drafter, max_length=160)
+        CompiledDecoder(target, drafter, max_length=160)
         for drafter in (Plain(), Lookup(), Lookup({3: 4}, matches=2, max_nodes=7))
     ]
     for prompt in prompts:

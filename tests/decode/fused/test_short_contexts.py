@@ -12,7 +12,7 @@ from helpers.fake_model import fake_model, row_after
 from helpers.small import DRAFT, LENGTH, POLICY, PROMPTS, TARGET, VOCAB, greedy, keys, provider
 
 import jaxspec as js
-from jaxspec.decode import Decoder, FusedDecoder, FusedText, Source, TreeAttention, metrics_of
+from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, Source, metrics_of
 from jaxspec.draft import (
     AdaptiveModelTree,
     AdaptiveTree,
@@ -67,10 +67,10 @@ each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 
 def assert_both_loops_decode_alike(
     name: str, draft: LanguageModel, host_draft: dict[bool, Provider], target: LanguageModel
-) -> list[FusedText]:
+) -> list[DecodedText]:
     """The compiled text is that of the host loop, and greedy at temperature 0."""
     on_host, compiled = DRAFTERS[name]
-    loop = FusedDecoder(target, compiled(draft), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, compiled(draft), max_length=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     is_sampled = name.startswith("path")
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
@@ -95,7 +95,7 @@ def test_a_draft_of_shorter_context_drafts_while_it_can(name: str) -> None:
 
 
 def test_sequences_of_a_batch_draft_each_as_long_as_it_can() -> None:
-    loop = FusedDecoder(TARGET, model_path(SHORT, 3), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(TARGET, model_path(SHORT, 3), max_length=LENGTH, prefill_width=4)
     prompts = ([1, 2], [1] * 20, [0, 1, 2] * 4)
     together = loop.run(prompts, keys(3), new_tokens=9, temperature=0.25)
     assert [text.drafted > 0 for text in together] == [True, False, True]
@@ -124,7 +124,7 @@ def test_a_host_draft_of_limited_context_is_never_asked_beyond_it_at_any_length(
 )
 def test_the_text_fills_a_network_s_cache_and_ends_there(make: Any, bonus: bool) -> None:
     network = fake_model(VOCAB, name="target", max_context=24)
-    attention = TreeAttention(network, slots=24, chunk=4, transform=Softmax(0.0))
+    attention = CachedNetwork(network, slots=24, chunk=4, transform=Softmax(0.0))
     for length in (3, 20, 21, 22, 23):
         prompt = (1, 2, 0) * 7 + (4, 4, 1)
         decoder = Decoder(attention.provider(), make(), 64, bonus, score=attention)
@@ -171,9 +171,9 @@ def test_a_draft_padded_to_more_tokens_than_the_target_drafts_the_common_ones(na
     drafts = {True: wide(0.25), False: wide(1.0)}
     texts = assert_both_loops_decode_alike(name, widened(DRAFT, VOCAB + 2), drafts, TARGET)
     assert sum(text.accepted for text in texts) > 0
-    plain = FusedDecoder(TARGET, DRAFTERS[name][1](DRAFT), max_length=LENGTH, prefill_width=4).run(
-        PROMPTS, keys(3), new_tokens=25, temperature=0.25
-    )
+    plain = CompiledDecoder(
+        TARGET, DRAFTERS[name][1](DRAFT), max_length=LENGTH, prefill_width=4
+    ).run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     assert [text.tokens for text in plain] == [text.tokens for text in texts]
 
 
@@ -197,7 +197,7 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         return np.concatenate([logits, np.full(2, likely(len(context), np), np.float32)])
 
     on_host, compiled = DRAFTERS[name]
-    loop = FusedDecoder(target, compiled(DRAFT), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, compiled(DRAFT), max_length=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     draft = provider(0.5, 0.25 if name.startswith("path") else 1.0)
     wide = Provider("wide", VOCAB + 2, row, transform=Softmax(0.25))

@@ -1,13 +1,8 @@
-"""How to get what is not installed."""
+"""Messages about optional dependencies."""
 
 
 def needs(what: str, missing: str, extra: str) -> str:
-    """Return a message about a library that is not installed.
-
-    Args:
-      what: what was asked for.
-      missing: the library.
-      extra: the extra of this package that brings it.
+    """Return a message about a library that is not installed but that an extra of jaxspec brings.
 
     >>> needs("text", "tokenizers", "models")
     "text needs tokenizers: pip install -e '.[models]' in a clone of jaxspec"
@@ -16,5 +11,5 @@ def needs(what: str, missing: str, extra: str) -> str:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra: from a clone, for no package index has this one."""
+    """Return the command that installs an extra from a clone; jaxspec is on no package index."""
     return f"pip install -e '.[{extra}]' in a clone of jaxspec"

@@ -63,8 +63,8 @@ def test_a_batch_of_keys_and_positions_has_the_draws_of_its_members() -> None:
 
 def test_draws_come_back_from_a_json_record_bit_for_bit() -> None:
     draws = js.round_draws(jax.random.key(11), 64, position=4)
-    text = json.dumps(js.draws_to_record(draws))
-    again = js.draws_from_record(json.loads(text))
+    text = json.dumps(draws.to_plain())
+    again = js.RoundDraws.from_plain(json.loads(text))
     for name, values in numbers(draws).items():
         found = numbers(again)[name]
         assert found.dtype == np.float32
@@ -75,7 +75,7 @@ def test_draws_come_back_from_a_json_record_bit_for_bit() -> None:
 def test_the_extremes_of_a_draw_survive_a_record() -> None:
     extremes = np.array([0.0, 2**-24, 1e-38, 1 - 2**-24], np.float32)
     record = {"draft": np.zeros((4, 2)).tolist(), "accept": extremes.tolist(), "final": [0, 0.5]}
-    found = js.draws_from_record(json.loads(json.dumps(record)))
+    found = js.RoundDraws.from_plain(json.loads(json.dumps(record)))
     assert (np.asarray(found.verify.accept) == extremes).all()
 
 
@@ -92,10 +92,10 @@ GOOD = {"draft": [[0, 0.5], [0, 0.25]], "accept": [0.0, 0.75], "final": [0.0, 0.
         ({"accept": [0.0, 0.99999999]}, r"draws: accept\[1\] is 0.99999999, outside \[0, 1\)"),
         ({"draft": [[0, 0.5], [0, float("inf")]]}, r"draws: draft\[1, 1\] is inf, outside"),
         ({"final": [None, 0.5]}, r"draws: final\[0\] is nan, outside \[0, 1\)"),
-        ({"draft": [[0, 0.5]]}, r"draws: draft has shape \(1, 2\), wanted \(2, 2\)"),
+        ({"draft": [[0, 0.5]]}, r"draws: draft has shape \(1, 2\), must be \(2, 2\)"),
         ({"accept": [[0.0, 0.5]]}, r"draws: accept has shape|draws: draft has shape"),
-        ({"accept": []}, r"draws: draft has shape \(2, 2\), wanted \(0, 2\)"),
-        ({"final": [0.5]}, r"draws: final has shape \(1,\), wanted \(2,\)"),
+        ({"accept": []}, r"draws: draft has shape \(2, 2\), must be \(0, 2\)"),
+        ({"final": [0.5]}, r"draws: final has shape \(1,\), must be \(2,\)"),
         ({"draft": [[0, 0.5], [0]]}, "draft"),
         ({"final": ["a", 0.5]}, "final"),
         ({"accept": {"0": 0.5}}, "accept"),
@@ -105,14 +105,14 @@ def test_a_bad_record_is_refused_with_the_place_and_value(
     change: Mapping[str, Any], message: str
 ) -> None:
     with pytest.raises(js.DrawError, match=message):
-        js.draws_from_record({**GOOD, **change})
+        js.RoundDraws.from_plain({**GOOD, **change})
 
 
 @pytest.mark.parametrize("name", ["draft", "accept", "final"])
 def test_a_missing_field_is_named(name: str) -> None:
     record = {key: value for key, value in GOOD.items() if key != name}
     with pytest.raises(js.DrawError, match=f"field '{name}' is missing"):
-        js.draws_from_record(record)
+        js.RoundDraws.from_plain(record)
 
 
 def test_verifiers_refuse_draws_that_are_not_float32() -> None:
@@ -132,7 +132,7 @@ def test_verifiers_refuse_draws_that_are_not_float32() -> None:
 @pytest.mark.parametrize("accept", [["0.25"], [True]])
 def test_what_is_no_number_is_no_draw(accept: list) -> None:
     with pytest.raises(js.DrawError, match="accept"):
-        js.draws_from_record({"draft": [[0.0, 0.5]], "accept": accept, "final": [0.0, 0.5]})
+        js.RoundDraws.from_plain({"draft": [[0.0, 0.5]], "accept": accept, "final": [0.0, 0.5]})
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -169,4 +169,4 @@ def test_what_is_not_one_key_is_named(key) -> None:
 def test_a_complex_draw_is_refused_with_its_field() -> None:
     stored = {"draft": [[0, 0.5]], "accept": [0.25 + 0.5j], "final": [0.0, 0.5]}
     with pytest.raises(js.DrawError, match="accept is not an array of numbers"):
-        js.draws_from_record(stored)
+        js.RoundDraws.from_plain(stored)

@@ -44,7 +44,7 @@ ABC: Tokenizer = Letters("abc")
 
 
 def test_an_empty_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="tiny: vocab is 0: must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match="tiny: vocab is 0: must be an integer >= 1"):
         named("tiny", vocab=0)
 
 

@@ -1,6 +1,7 @@
 """JAX's modes: what is public runs under each of them and gives what it gives without."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ WIDE_LOGITS = GENERATOR.normal(0, 2, (2, 3, WIDE)).astype(np.float32)
 TREE = ([-1, 0, 1, 0], [-1, 0, 0, 1])
 
 
-def rows_of(logits: jax.Array, *, is_filtered: bool = False) -> js.Rows:
+def rows_of(logits: jax.Array, *, is_filtered: bool = False) -> js.RowSource | jax.Array:
     if not is_filtered:
         return jax.nn.softmax(logits, axis=-1)
     return js.Logits(
@@ -48,7 +49,7 @@ def verdict_of(rule: js.Rule, key: jax.Array, logits: jax.Array, *, is_filtered:
         tree = tree_of_arrays()
         below = rule.proposal.draw(draws.draft[1:3], law[0])
         tokens = jnp.concatenate([tree.tokens[:1], below, tree.tokens[3:]])
-        tree = tree.replace(tokens=tokens)
+        tree = dataclasses.replace(tree, tokens=tokens)
         is_fixed = rule.proposal is js.PointMass
         proposal = (
             js.PointMass(tree=tree) if is_fixed else rule.proposal(tree=tree, draft_rows=draft)

@@ -1,5 +1,6 @@
 """Trees of candidates as arrays: built on the host, or as a chain under a trace."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -139,6 +140,6 @@ def test_a_tree_of_wrong_shapes_or_dtypes_is_refused_by_the_verifiers() -> None:
         {"level_sizes": tree.level_sizes[:0]},
         {"tokens": tree.tokens.astype(jnp.int16)},
     ):
-        proposal = js.PointMass(tree=tree.replace(**change))
+        proposal = js.PointMass(tree=dataclasses.replace(tree, **change))
         with pytest.raises(AssertionError):
             js.verify_tree(draws, proposal, rows)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.decode import overlap
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.ngram import NGram, bits_per_character, fit_ngram
 from jaxspec.models.text import decode
-from jaxspec.rows import overlap
 
 _WINDOWS = 8  # scored at once
 

@@ -32,7 +32,7 @@ from jaxspec.draft import Draft
 from jaxspec.draws import Draws
 from jaxspec.models.provider import Context, Provider
 from jaxspec.proposals import Proposal
-from jaxspec.rows import TILE
+from jaxspec.tiles import TILE
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Rule, Verdict, Verifier

@@ -22,7 +22,7 @@ from jaxspec.audit.brief import brief
 from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
-from jaxspec.proposals import PointMass, Proposal, propose
+from jaxspec.proposals import PointMass, Proposal
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, ancestor_mask, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
@@ -268,7 +268,7 @@ def _make_play(
         if num_drafted is not None and draft_rows is not None:
             count = num_drafted(tokens[1:], draft_rows[tree.parents[1:]])
             proposed = _first_candidates(proposed, count)
-        proposal = propose(kind, proposed, draft_rows)
+        proposal = kind(tree=proposed, draft_rows=draft_rows)
         verdict = verify(draws, proposal, world.target[places], world.bonus)
         is_left_out = world.lazy & ~world.looked_at[verdict.stop_node]
         return Outcome(drafted=jnp.where(is_left_out, NONE, tokens), verdict=verdict)

@@ -5,7 +5,7 @@ from jaxspec.decode.commit import Ending
 from jaxspec.decode.compiled import CompiledDecoder
 from jaxspec.decode.compiled_state import BatchState, DecodedText, Source, texts_of
 from jaxspec.decode.host import DecodeError, Decoder, LimitedScorer, Scorer
-from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
+from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of, overlap
 from jaxspec.decode.rounds import (
     Difference,
     RoundRecord,
@@ -47,6 +47,7 @@ __all__ = (
     "load_state",
     "metrics_of",
     "node_contexts",
+    "overlap",
     "replay_round",
     "save_rounds",
     "save_state",

@@ -53,9 +53,9 @@ from jaxspec.models.network import (
     assert_same_tokens,
     shapes_of,
 )
-from jaxspec.proposals import Proposal, propose
+from jaxspec.proposals import Proposal
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree, ancestor_mask
+from jaxspec.trees import Tree, ancestor_mask, node_depths
 from jaxspec.verify import Verdict
 
 _LANES = 8  # slots are rounded up to a multiple of this
@@ -373,7 +373,7 @@ class CompiledDecoder:
             rows = proposal.draft_rows
             if rows is not None and not is_path(self.drafter.capacity):  # a path is only shortened
                 rows = node_rows(rows, nodes)
-            return propose(type(proposal), tree, rows), nodes
+            return dataclasses.replace(proposal, tree=tree, draft_rows=rows), nodes
 
         proposal, nodes = per_sequence(one)(draft.proposal, view.depth, stop_tokens)
         slots = draft.slots
@@ -398,7 +398,7 @@ class CompiledDecoder:
             seen = None
         else:
             seen = per_sequence(ancestor_mask)(tree)
-            depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
+            depths = per_sequence(node_depths)(tree)
         return blocks.fitting(
             params,
             self.drafter.widths,

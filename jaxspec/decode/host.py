@@ -31,7 +31,7 @@ from jaxspec.draft.bounds import Bounds
 from jaxspec.draft.host import Draft, Drafter, NoDraft, assert_drafter, takes_bounds
 from jaxspec.draws import round_draws
 from jaxspec.models.provider import Provider
-from jaxspec.proposals import Proposal, propose
+from jaxspec.proposals import Proposal
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict
@@ -365,7 +365,7 @@ def _cut_proposal(
     """Cut a proposal, the draft's rows with it."""
     tree, nodes = cut_below(proposal.tree, stop_tokens, max_depth, max_nodes)
     rows = None if proposal.draft_rows is None else node_rows(proposal.draft_rows, nodes)
-    return propose(type(proposal), tree, rows)
+    return dataclasses.replace(proposal, tree=tree, draft_rows=rows)
 
 
 def _narrowed(tree: Tree, room: int) -> Tree:

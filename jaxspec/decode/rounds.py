@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import DrawError, TreeError, assert_kind
-from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
-from jaxspec.proposals import Proposal, assert_proposal, propose
-from jaxspec.rows import draw_token
+from jaxspec.draws import RoundDraws
+from jaxspec.proposals import Proposal
 from jaxspec.storage import files as records
 from jaxspec.storage import typed
 from jaxspec.storage.files import StoredArray, shown
 from jaxspec.storage.typed import Place, Range
+from jaxspec.tiles import draw_token
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, make_tree
 from jaxspec.verify import RULES, Rule, Verdict
+from jaxspec.verify.arguments import assert_proposal
 
 ROUNDS = "rounds"
 """Kind of record that `save_rounds` writes."""
@@ -229,7 +230,7 @@ def _to_plain(record: RoundRecord) -> dict[str, Any]:
         "target": record.target,
         "draft": record.draft,
         "bonus": record.bonus,
-        "draws": draws_to_record(record.draws),
+        "draws": record.draws.to_plain(),
         "tree": {f.name: np.asarray(getattr(tree, f.name)) for f in dataclasses.fields(tree)},
         "draft_rows": None if rows is None else np.asarray(rows),
         "target_rows": np.asarray(record.target_rows),
@@ -274,7 +275,7 @@ def _round_of(plain: Any, place: Place) -> RoundRecord:
         target=stored.target,
         draft=stored.draft,
         draws=draws,
-        proposal=propose(rule.proposal, tree, draft_rows),
+        proposal=rule.proposal(tree=tree, draft_rows=draft_rows),
         target_rows=typed.numbers(stored.target_rows, (nodes, vocab), rows_place),
         bonus=stored.bonus,
         verdict=_verdict_of(stored.verdict, nodes, depth, place.field("verdict")),
@@ -366,7 +367,7 @@ def _draws_of(stored: dict[str, StoredArray], nodes: int, place: Place) -> Round
         typed.assert_shape(stored[name], shape, place.field(name))
     try:
         with np.errstate(over="ignore"):  # a draw beyond float32 is refused by its place
-            return draws_from_record({name: stored[name].read() for name in shapes})
+            return RoundDraws.from_plain({name: stored[name].read() for name in shapes})
     except DrawError as error:
         raise place.error(f"are none: {error}") from error
 
@@ -374,8 +375,7 @@ def _draws_of(stored: dict[str, StoredArray], nodes: int, place: Place) -> Round
 def _draft_rows_of(
     stored: StoredArray | None, rule: Rule, shape: tuple[int, int], place: Place
 ) -> jax.Array | None:
-    kind: Any = rule.proposal
-    are_wanted = "draft_rows" in {field.name for field in dataclasses.fields(kind)}
+    are_wanted = rule.proposal.is_measured
     if (stored is not None) != are_wanted:
         raise place.error(
             f"must {'be there' if are_wanted else 'be null'}: candidates of rule {rule.name!r} are "

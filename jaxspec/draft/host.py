@@ -21,7 +21,7 @@ from jaxspec.draft.policy import AdaptiveTreePolicy
 from jaxspec.draft.top_k import build_adaptive, build_top_k
 from jaxspec.models.provider import Context, Provider, Usage
 from jaxspec.proposals import PointMass, Proposal, WithReplacement, sampled_path
-from jaxspec.rows import draw_token
+from jaxspec.tiles import draw_token
 from jaxspec.trees import Tree, make_tree
 from jaxspec.verify import RULES, Rule
 from jaxspec.verify.rules import assert_rule

@@ -16,7 +16,7 @@ from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork
 from jaxspec.models.each import per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
-from jaxspec.proposals import PointMass, propose
+from jaxspec.proposals import PointMass
 from jaxspec.rows import Probabilities, row_of
 from jaxspec.trees import ancestor_mask
 from jaxspec.verify import RULES, Rule
@@ -106,7 +106,9 @@ class ModelTree(Shaped, OfOneDepth):
             # A token that the draft takes for impossible is no candidate.
             tree, nodes = per_sequence(cut)(tree, jnp.concatenate(is_in, axis=1))
             slots = None if slots is None else nodes
-        return NetworkDraft(proposal=propose(self.rule.proposal, tree, rows), slots=slots), cache
+        return NetworkDraft(
+            proposal=self.rule.proposal(tree=tree, draft_rows=rows), slots=slots
+        ), cache
 
 
 def model_path(model: LanguageModel, depth: int, rule: Rule = RULES["token"]) -> ModelTree:

@@ -93,6 +93,6 @@ def score_tree(
         model.assert_takes_trees()
     # Padding is shown as token 0 at the root's position: an id that a network does not have may
     # become NaN, which no mask hides.
-    depths = jnp.maximum(node_depths(tree), 0)
+    depths = node_depths(tree)
     mask = block_mask(ancestor_mask(tree), at, slots)
     return model.guarded(params, tree.tokens, at + depths, mask, cache, at)

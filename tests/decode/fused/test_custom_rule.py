@@ -15,7 +15,7 @@ from jaxspec.draft import model_path
 
 @jax.jit
 def plain_token_rule(
-    draws: js.Draws, proposal: Any, target_rows: js.Rows, bonus: jax.Array | bool = False
+    draws: js.Draws, proposal: Any, target_rows: Any, bonus: jax.Array | bool = False
 ) -> js.Verdict:
     """Algorithm 1 of Leviathan et al. 2023 as a textbook has it: all rows are read, all tests made."""
     tree = proposal.tree

@@ -309,7 +309,7 @@ def test_bad_arguments_are_named_with_their_row_and_value(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_length": 1.5}, "max_length is 1.5: must be a whole number, at least 1"),
+        ({"max_length": 1.5}, "max_length is 1.5: must be an integer >= 1"),
         ({"max_length": float("nan")}, "max_length is nan"),
         ({"prefill_width": True}, "prefill_width is True"),
         ({"max_stop_tokens": 0}, "max_stop_tokens is 0"),
@@ -370,7 +370,7 @@ NO_NETWORK = ": must be a jaxspec.models.network.LanguageModel, such as models.l
         ),
         (
             lambda: CompiledDecoder(TARGET, own_drafter(widths=(0, 1))),
-            "the drafter's widths are (0, 1): one of them is 0: must be a whole number, at least 1",
+            "the drafter's widths are (0, 1): one of them is 0: must be an integer >= 1",
         ),
         *(
             (
@@ -383,8 +383,8 @@ NO_NETWORK = ": must be a jaxspec.models.network.LanguageModel, such as models.l
             lambda: CompiledDecoder(TARGET, draws=jax.random.key(0)),
             "must be a function of (key, number of nodes, root position), such as jaxspec.round_draws",
         ),
-        (lambda: decoder("plain").lower("x"), "batch is 'x': must be a whole number, at least 1"),
-        (lambda: decoder("plain").lower(0), "batch is 0: must be a whole number, at least 1"),
+        (lambda: decoder("plain").lower("x"), "batch is 'x': must be an integer >= 1"),
+        (lambda: decoder("plain").lower(0), "batch is 0: must be an integer >= 1"),
         (
             lambda: decoder("plain").advance(None),
             "state is None: must be a BatchState, such as CompiledDecoder.start and advance give",
@@ -441,7 +441,7 @@ def test_a_state_of_another_decoder_or_one_given_away_is_refused_and_can_be_used
         with pytest.raises(ValueError, match="the state was begun by another decoder: its"):
             other.advance(state)
     for rounds in (-1, True, 2.7, "3"):
-        with pytest.raises(ValueError, match=f"max_rounds is {rounds!r}: must be a whole number"):
+        with pytest.raises(ValueError, match=f"max_rounds is {rounds!r}: must be an integer"):
             decoder("plain").advance(state, rounds)
     after = decoder("plain").advance(state, 2**40)
     assert len(texts_of(after)[0].new_tokens) == 5

@@ -118,48 +118,32 @@ def assert_members(name: str, value: Any, protocol: type, wanted: str) -> None:
 
 
 def assert_array(name: str, value: Any, axes: Mapping[str, int | None], dtype: Any) -> None:
-    """Assert the shape and dtype of an array of one sequence.
+    """Assert that an argument is an array (else ValueError) of one sequence, of a shape and dtype.
 
-    Args:
-      name: the argument.
-      value: an array, or a tracer.
-      axes: the size of each axis by its letter; None for any size.
-      dtype: the dtype, or an abstract one such as `jnp.floating`.
-
-    Raises:
-      ValueError: it is not an array.
-      AssertionError: naming the argument, its shape or dtype, and what is required.
+    `axes` gives the size of each axis by its letter, None for any; `dtype` may be an abstract one.
     """
     wanted = "[" + ", ".join(axes) + "]"
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise ValueError(f"{name} is {described(value)}: must be an array {wanted}")
     shape = list(jnp.shape(value))
     if len(shape) == len(axes) + 1:
-        raise AssertionError(
-            f"{name} has shape {shape}: one sequence takes {wanted}; for a batch, map the call with "
-            "jax.vmap"
-        )
-    if len(shape) != len(axes) or any(
-        size not in (None, given) for given, size in zip(shape, axes.values(), strict=True)
-    ):
-        known = [
-            f"{axis} = {size}" for axis, size in axes.items() if str(size) not in ("None", axis)
-        ]
-        sizes = f" with {', '.join(known)}" if known else ""
-        raise AssertionError(f"{name} has shape {shape}: must be {wanted}{sizes}")
+        how = "for a batch, map the call with jax.vmap"
+        raise AssertionError(f"{name} has shape {shape}: one sequence takes {wanted}; {how}")
+    sizes = [n if size is None else size for n, size in zip(shape, axes.values(), strict=False)]
+    if len(shape) != len(axes) or shape != sizes:
+        known = [f"{axis} = {n}" for axis, n in axes.items() if str(n) not in ("None", axis)]
+        where = f" with {', '.join(known)}" if known else ""
+        raise AssertionError(f"{name} has shape {shape}: must be {wanted}{where}")
     if not jnp.issubdtype(jnp.result_type(value), dtype):
         wanted = _FAMILIES[dtype] if dtype in _FAMILIES else jnp.dtype(dtype).name
         raise AssertionError(f"{name} has dtype {jnp.result_type(value)}: must be {wanted}")
 
 
 def check_all(is_ok: jax.Array, message: str, **values: jax.Array) -> None:
-    """Check under a trace that every entry is True; report the first that is not.
+    """Check under a trace that every entry of `is_ok` is True; report the first that is not.
 
-    Args:
-      is_ok: bool [...], True where the entry is valid.
-      message: a format string. `{i0}`, `{i1}`, ... are the indices of the first invalid entry, and
-        each name of `values` is that array's value there.
-      **values: arrays of the shape of `is_ok`.
+    In `message`, `{i0}`, `{i1}`, ... are the indices of that entry, and each name of `values` (arrays
+    of the shape of `is_ok`) is the value there.
     """
     flat = is_ok.reshape(-1)
     worst = jnp.argmin(flat)
@@ -173,7 +157,7 @@ def raise_if(error: checkify.Error) -> None:
     """Raise on the host the error that a function made by `jaxspec.checked` returned.
 
     Args:
-      error: its first result, of one call or of a batch.
+      error: its first result, for one call or for a batch.
 
     Raises:
       ValueError: with the place and value of the first invalid entry; for a batch also its index.

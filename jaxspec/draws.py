@@ -187,14 +187,9 @@ def grid_points(num: int) -> np.ndarray:
 
 
 def grid_chunks(sizes: Sequence[int], chunk: int) -> Iterator[np.ndarray]:
-    """Yield a Cartesian grid of mid-points in bounded memory, the last axis running fastest.
+    """Yield a Cartesian grid of mid-points, float32 [chunk, axes], the last axis running fastest.
 
-    Args:
-      sizes: the number of points of each axis.
-      chunk: cells in a chunk; the last may be shorter.
-
-    Yields:
-      float32 [chunk, len(sizes)], the draws of consecutive cells.
+    `sizes` are the points of each axis; only the last chunk may be shorter.
     """
     axes = [grid_points(size) for size in sizes]
     total = int(np.prod([int(size) for size in sizes], dtype=np.int64))

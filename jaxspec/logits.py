@@ -4,6 +4,7 @@ What must be known of a whole row (its max logit, the sum of its exponentials, t
 read in one pass when the row is first visited. Only a row that is filtered is sorted as well.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -17,20 +18,14 @@ from jaxspec.tiles import LEAST, TILE, sum_rows, tokens_from
 
 @struct
 class LogitNormalizer:
-    """The result of one pass over a row of logits.
-
-    Attributes:
-      max_logit: float32 [], the greatest logit.
-      total: float32 [], sum of exp((logit - max_logit) / temperature) over the tokens that are kept,
-        at temperature 0 as at 1; not finite if any logit is NaN or +inf.
-      greedy: int32 [], the lowest token of the greatest logit; found for greedy decoding only.
-      cutoff: float32 [], the least logit that the filters keep; -inf without filters.
-    """
+    """The result of one pass over a row of logits."""
 
     max_logit: jax.Array  # []
+    # Sum of exp((logit - max_logit) / temperature) over the tokens that are kept, at temperature 0
+    # as at 1; not finite if any logit is NaN or +inf.
     total: jax.Array  # []
-    greedy: jax.Array  # []
-    cutoff: jax.Array  # []
+    greedy: jax.Array  # [] the lowest token of the greatest logit, for greedy decoding only
+    cutoff: jax.Array  # [] the least logit that the filters keep; -inf without filters
 
 
 @struct
@@ -96,7 +91,10 @@ class Logits(RowSource):
             cutoff = jnp.where(is_filtered, found, cutoff)
             total = jnp.where(is_filtered, kept, total)
         # The logarithm of -1 is NaN, which no constant of the program is (`jax_debug_nans`).
-        total += jnp.log(jnp.where(self._is_in_range(), jnp.float32(1), jnp.float32(-1)))
+        is_in_range = functools.reduce(
+            jnp.logical_and, [valid for _, _, valid, _ in self._ranges()]
+        )
+        total += jnp.log(jnp.where(is_in_range, jnp.float32(1), jnp.float32(-1)))
         return LogitNormalizer(max_logit=max_logit, total=total, greedy=greedy, cutoff=cutoff)
 
     def mass(self, norm: Normalizer) -> jax.Array:
@@ -131,14 +129,9 @@ class Logits(RowSource):
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check the parameters, and that used logits are finite or -inf, one at least finite."""
-        ranges = [("temperature", "finite and at least 0", self._is_valid_temperature())]
-        if self.top_k is not None:
-            ranges.append(("top_k", "at least 1, or 0 or -1 for no filter", self._is_valid_top_k()))
-        if self.top_p is not None:
-            ranges.append(("top_p", "above 0 and at most 1", self._is_valid_top_p()))
-        for field, wanted, is_valid in ranges:
+        for field, value, is_valid, wanted in self._ranges():
             message = f"{name} {field} is {{value}}: it must be {wanted}"
-            check_all(is_valid, message, value=getattr(self, field))
+            check_all(is_valid, message, value=value)
         rows = window(self, is_used.shape[0]).astype(jnp.float32)
         check_all(
             ~is_used[:, None] | (rows < jnp.inf),
@@ -150,17 +143,15 @@ class Logits(RowSource):
             name + " row {i0}: every logit is -inf, so the row has no mass",
         )
 
-    def _is_valid_temperature(self) -> jax.Array:
-        return (self.temperature >= 0) & (self.temperature < jnp.inf)
-
-    def _is_valid_top_k(self) -> jax.Array:
-        return jnp.bool_(True) if self.top_k is None else self.top_k >= -1
-
-    def _is_valid_top_p(self) -> jax.Array:
-        return jnp.bool_(True) if self.top_p is None else (self.top_p > 0) & (self.top_p <= 1)
-
-    def _is_in_range(self) -> jax.Array:
-        return self._is_valid_temperature() & self._is_valid_top_k() & self._is_valid_top_p()
+    def _ranges(self) -> list[tuple[str, jax.Array, jax.Array, str]]:
+        """List (parameter, its value, whether that is valid, what is)."""
+        is_valid = (self.temperature >= 0) & (self.temperature < jnp.inf)
+        ranges = [("temperature", self.temperature, is_valid, "finite and at least 0")]
+        if (k := self.top_k) is not None:
+            ranges.append(("top_k", k, k >= -1, "at least 1, or 0 or -1 for no filter"))
+        if (p := self.top_p) is not None:
+            ranges.append(("top_p", p, (p > 0) & (p <= 1), "above 0 and at most 1"))
+        return ranges
 
     def _is_greedy(self) -> jax.Array:
         """Return whether top_k is 1 or the temperature is too small to divide by."""

@@ -29,30 +29,19 @@ from jaxspec.trees import Tree, chain
 
 @struct
 class Remainder:
-    """What is left of one node's target row after the candidates rejected so far.
+    """What is left of one node's target row after the candidates rejected so far."""
 
-    Attributes:
-      weight: float32 [], the prefix weight `a` the node was entered with.
-      first: float32 [], multiple of the draft row subtracted by the first rejection. It is kept
-        apart from `more`, since their sum would cancel where p is close to q.
-      more: float32 [], multiple of the draft row subtracted by later rejections.
-      flat: float32 [], subtracted from every token once a draft's support is exhausted.
-      scale: float32 [], divisor of the row.
-      mass: float32 [], sum of the undivided row, so that `a` is now mass / scale.
-      pool: float32 [], draft mass not drawn yet.
-      removed: bool [C], which siblings are removed from the row for good.
-      vocab: V.
-    """
-
-    weight: jax.Array  # []
+    weight: jax.Array  # [] the prefix weight `a` the node was entered with
+    # Multiples of the draft row subtracted by the first rejection and by later ones. They are kept
+    # apart, since their sum would cancel where p is close to q.
     first: jax.Array  # []
     more: jax.Array  # []
-    flat: jax.Array  # []
-    scale: jax.Array  # []
-    mass: jax.Array  # []
-    pool: jax.Array  # []
-    removed: jax.Array  # [C]
-    vocab: int = static_field()
+    flat: jax.Array  # [] subtracted from every token once a draft's support is exhausted
+    scale: jax.Array  # [] divisor of the row
+    mass: jax.Array  # [] sum of the undivided row, so that `a` is now mass / scale
+    pool: jax.Array  # [] draft mass not drawn yet
+    removed: jax.Array  # [C] which siblings are removed from the row for good
+    vocab: int = static_field()  # V
 
     @property
     def is_whole(self) -> jax.Array:
@@ -78,17 +67,8 @@ class Remainder:
 def whole_row(weight: jax.Array, num_siblings: int, vocab: int) -> Remainder:
     """Describe a target row that nothing was subtracted from, entered with prefix weight `a`."""
     zero, one = jnp.float32(0), jnp.float32(1)
-    return Remainder(
-        weight=weight,
-        first=zero,
-        more=zero,
-        flat=zero,
-        scale=one,
-        mass=weight,
-        pool=one,
-        removed=jnp.zeros(num_siblings, bool),
-        vocab=vocab,
-    )
+    nothing = {"first": zero, "more": zero, "flat": zero, "removed": jnp.zeros(num_siblings, bool)}
+    return Remainder(weight=weight, mass=weight, scale=one, pool=one, vocab=vocab, **nothing)
 
 
 @struct
@@ -114,23 +94,13 @@ class Proposal(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def share(left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return (top, bottom): the candidate was drawn with probability top / bottom."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def could_draw(left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return whether the draft could have drawn this candidate."""
+    def share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return (top, bottom): the draft draws a token with probability s = top / bottom."""
 
     @staticmethod
     @abc.abstractmethod
     def row(left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return the undivided row `scale a r` at some tokens."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def scaled_share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return `scale s` at some tokens: the draft's law times the scale."""
 
     @staticmethod
     @abc.abstractmethod
@@ -143,15 +113,7 @@ class Proposal(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
-        """Draw the siblings below one parent.
-
-        Args:
-          pairs: float32 [C, 2] in [0, 1), a pair for each sibling.
-          draft_row: float [V], probabilities.
-
-        Returns:
-          int32 [C], in the order drawn.
-        """
+        """Draw siblings, int32 [C] in order, with pairs [C, 2] in [0, 1) from a draft row [V]."""
 
 
 @struct
@@ -170,28 +132,16 @@ class PointMass(Proposal):
     is_measured: ClassVar[bool] = False
 
     @staticmethod
-    def share(left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return 1 / 1: the candidate was certain."""
-        del left, q_at
+    def share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return 1 / 1: the candidate was certain, and any token may be."""
+        del left, q, is_removed
         return jnp.float32(1), jnp.float32(1)
-
-    @staticmethod
-    def could_draw(left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return True: any token may be proposed."""
-        del left, q_at
-        return jnp.ones_like(is_removed)
 
     @staticmethod
     def row(left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
         """Return `weight p`, 0 where removed."""
         del q
         return jnp.where(is_removed, 0.0, jnp.maximum(left.weight * p, 0.0))
-
-    @staticmethod
-    def scaled_share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return 0: a point mass has no share off the candidate; its own is in closed form."""
-        del left, is_removed
-        return jnp.zeros_like(q)
 
     @staticmethod
     def reject(left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
@@ -221,16 +171,10 @@ class WithReplacement(Proposal):
     is_measured: ClassVar[bool] = True
 
     @staticmethod
-    def share(left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return q(x) / 1."""
-        del left
-        return q_at, jnp.float32(1)
-
-    @staticmethod
-    def could_draw(left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return whether q(x) > 0."""
         del left, is_removed
-        return q_at > 0
+        return q, jnp.float32(1)
 
     @staticmethod
     def row(left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
@@ -239,12 +183,6 @@ class WithReplacement(Proposal):
         # A whole row must not depend on a draft row that may be missing (a leaf's).
         q = jnp.where(left.is_whole, 0.0, q)
         return jnp.maximum((left.weight * p - left.first * q) - left.more * q, 0.0)
-
-    @staticmethod
-    def scaled_share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return scale q."""
-        del is_removed
-        return left.scale * q
 
     @staticmethod
     def reject(left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
@@ -274,16 +212,13 @@ class WithoutReplacement(Proposal):
     is_measured: ClassVar[bool] = True
 
     @staticmethod
-    def share(left: Remainder, q_at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return q(x) / pool, or 1 / (tokens not drawn yet) once the support is exhausted."""
         is_exhausted = left.pool <= 0
         others = jnp.float32(left.vocab) - jnp.sum(left.removed, dtype=jnp.float32)
-        return jnp.where(is_exhausted, 1.0, q_at), jnp.where(is_exhausted, others, left.pool)
-
-    @staticmethod
-    def could_draw(left: Remainder, q_at: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return whether x is new, and q(x) > 0 or the support is exhausted."""
-        return ~is_removed & ((q_at > 0) | (left.pool <= 0))
+        others = jnp.maximum(others, 1.0)  # none is left where every token was drawn
+        top = jnp.where(is_removed, 0.0, jnp.where(is_exhausted, 1.0, q))
+        return top, jnp.where(is_exhausted, others, left.pool)
 
     @staticmethod
     def row(left: Remainder, p: jax.Array, q: jax.Array, is_removed: jax.Array) -> jax.Array:
@@ -293,16 +228,10 @@ class WithoutReplacement(Proposal):
         return jnp.where(is_removed, 0.0, jnp.maximum(kept, 0.0))
 
     @staticmethod
-    def scaled_share(left: Remainder, q: jax.Array, is_removed: jax.Array) -> jax.Array:
-        """Return scale s, 0 where removed."""
-        top, bottom = WithoutReplacement.share(left, q)
-        return jnp.where(is_removed, 0.0, left.scale / bottom * top)
-
-    @staticmethod
     def reject(left: Remainder, w_at: jax.Array, sibling: jax.Array) -> Remainder:
         """Subtract scale s and remove the candidate from further drafts."""
         del w_at
-        _, bottom = WithoutReplacement.share(left, jnp.float32(0))
+        _, bottom = WithoutReplacement.share(left, jnp.float32(0), jnp.bool_(False))
         step = left.scale / bottom
         spread = replace(left, flat=left.flat + step)
         return choose(left.pool <= 0, spread, left.subtract(step)).remove(sibling)

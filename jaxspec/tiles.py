@@ -39,15 +39,9 @@ def tokens_from(start: Any, size: int) -> jax.Array:
 
 
 def tile_sums(piece: Piece, vocab: int, *, spans: bool) -> tuple[jax.Array, ...]:
-    """Sum quantities over consecutive tiles of the vocabulary.
+    """Sum the quantities of `piece` over consecutive tiles: a tuple of float32 [ceil(V / TILE)].
 
-    Args:
-      piece: the quantities of a stretch of tokens.
-      vocab: V.
-      spans: go through the row a span of tiles at a time (fast on CPU) or all at once.
-
-    Returns:
-      A tuple of float32 [ceil(V / TILE)].
+    With `spans` the row is read a span of tiles at a time, which is fast on CPU, else all at once.
     """
     full, tail = divmod(vocab, TILE)
 
@@ -100,19 +94,11 @@ def tile_span(tile: jax.Array, vocab: int) -> tuple[jax.Array, int]:
 def draw_from_tiles(
     pair: jax.Array, sums: jax.Array, piece: Callable[[Any, int], jax.Array], vocab: int
 ) -> jax.Array:
-    """Draw a token with a pair of uniforms: which tile, then where inside it.
+    """Draw a token, int32 [], with a pair of uniforms: which tile, then where inside it.
 
-    A token of weight 0 is never drawn, whatever the draws: each choice is the first whose running
-    total exceeds `uniform * total`, and never one of weight 0.
-
-    Args:
-      pair: float32 [2] in [0, 1).
-      sums: float32 [tiles], weight of each tile; the total is positive.
-      piece: maps (start, size) to the weights [size] of the tokens from `start` on.
-      vocab: V.
-
-    Returns:
-      int32 [], the token.
+    Each choice is the first whose running total exceeds `uniform * total`, and never one of weight 0,
+    whatever the draws. `sums` [tiles] are the weights of the tiles, of positive total; `piece` maps
+    (start, size) to the weights of the tokens from `start` on.
     """
     tile = invert(pair[0], sums) if sums.shape[0] > 1 else jnp.int32(0)
     start, size = tile_span(tile, vocab)

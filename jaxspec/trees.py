@@ -95,9 +95,9 @@ def make_tree(
     """
     tokens, parents = _integers("tokens", tokens), _integers("parents", parents)
     if len(tokens) != len(parents) or len(parents) == 0:
+        given = f"got {len(tokens)} tokens and {len(parents)} parents"
         raise TreeError(
-            f"a tree needs one token and one parent for each node, at least the root: got "
-            f"{len(tokens)} tokens and {len(parents)} parents"
+            f"a tree has a token and a parent for each node, at least the root: {given}"
         )
     if parents[0] != NONE:
         raise TreeError(f"node 0 is the root: its parent must be -1, not {parents[0]}")
@@ -207,16 +207,10 @@ def tree_of_parents(
     max_children: int,
     max_depth: int,
 ) -> Tree:
-    """Build a tree under a trace, from nodes in the order of their depth; nothing is checked.
+    """Build a tree under a trace from tokens and parents [N], in the order of their depth.
 
-    A number of nodes out of range shows in `Tree.num_nodes`, for `checked` and the verifiers.
-
-    Args:
-      tokens: int32 [N].
-      parents: int32 [N], each before its child, no parent with more than C children.
-      num_nodes: int32 [], how many count, including the root: 1 to N.
-      max_children: C.
-      max_depth: D, at least the depth of the tree.
+    Nothing is checked: no parent may have more than C children or more than D ancestors. A number of
+    nodes, including the root, outside 1 to N shows in `Tree.num_nodes`, for `checked` and verifiers.
 
     >>> import jax.numpy as jnp
     >>> tokens, parents = jnp.array([-1, 5, 7, 2]), jnp.array([-1, 0, 0, 1])
@@ -258,68 +252,36 @@ def assert_tree(tree: Tree) -> None:
 def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
     """Check under a trace: topology, padding, tokens in range, distinct siblings where needed."""
     nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
-    count = tree.num_nodes
+    tokens, parents, count = tree.tokens, tree.parents, tree.num_nodes
     is_node = nodes < count
     below_root = is_node & (nodes > ROOT)
-    check_all(
-        (count >= 1) & (count <= tree.max_nodes),
-        "the tree counts {count} nodes: it must be from 1 to " + str(tree.max_nodes),
-        count=count,
-    )
-    check_all(
-        ~below_root | ((tree.parents >= 0) & (tree.parents < nodes)),
-        "node {i0}: parent {parent} does not come before it",
-        parent=tree.parents,
-    )
-    check_all(
-        below_root | (tree.parents == NONE),
-        "node {i0} is the root or padding: its parent must be -1, not {parent}",
-        parent=tree.parents,
-    )
-    check_all(
-        ~below_root | ((tree.tokens >= 0) & (tree.tokens < vocab)),
-        "node {i0}: token {token} is outside the vocabulary of " + str(vocab),
-        token=tree.tokens,
-    )
-    check_all(
-        is_node | (tree.tokens == NONE),
-        "node {i0} is padding: its token must be -1, not {token}",
-        token=tree.tokens,
-    )
+    message = f"the tree counts {{count}} nodes: it must be from 1 to {tree.max_nodes}"
+    check_all((count >= 1) & (count <= tree.max_nodes), message, count=count)
+    message = "node {i0}: parent {parent} does not come before it"
+    check_all(~below_root | ((parents >= 0) & (parents < nodes)), message, parent=parents)
+    message = "node {i0} is the root or padding: its parent must be -1, not {parent}"
+    check_all(below_root | (parents == NONE), message, parent=parents)
+    message = f"node {{i0}}: token {{token}} is outside the vocabulary of {vocab}"
+    check_all(~below_root | ((tokens >= 0) & (tokens < vocab)), message, token=tokens)
+    message = "node {i0} is padding: its token must be -1, not {token}"
+    check_all(is_node | (tokens == NONE), message, token=tokens)
     depths = node_depths(tree)
-    check_all(
-        ~below_root | (depths[tree.parents] < tree.max_depth),
-        "node {i0} is deeper than the " + str(tree.max_depth) + " levels of the tree",
-    )
+    message = f"node {{i0}} is deeper than the {tree.max_depth} levels of the tree"
+    check_all(~below_root | (depths[parents] < tree.max_depth), message)
     real = _level_sizes(tree, depths, below_root | (nodes == ROOT))
-    check_all(
-        tree.level_sizes == real,
-        "depth {i0}: level_sizes has {size} nodes, the parents give {real}",
-        size=tree.level_sizes,
-        real=real,
-    )
-    check_all(
-        _sibling_ranks(tree, below_root) < tree.max_children,
-        "node {i0}: its parent {parent} has more children than its "
-        + str(tree.max_children)
-        + " slots",
-        parent=tree.parents,
-    )
-    expected = _child_slots(tree, below_root)
-    check_all(
-        tree.children == expected,
-        "node {i0}: child slot {i1} holds {child}, the parents give {expected}",
-        child=tree.children,
-        expected=expected,
-    )
+    message = "depth {i0}: level_sizes has {size} nodes, the parents give {real}"
+    check_all(tree.level_sizes == real, message, size=tree.level_sizes, real=real)
+    slots = tree.max_children
+    message = f"node {{i0}}: its parent {{parent}} has more children than its {slots} slots"
+    check_all(_sibling_ranks(tree, below_root) < slots, message, parent=parents)
+    real = _child_slots(tree, below_root)
+    message = "node {i0}: child slot {i1} holds {child}, the parents give {real}"
+    check_all(tree.children == real, message, child=tree.children, real=real)
     if distinct_siblings:
         same = _siblings(tree, below_root) & (nodes[:, None] > nodes[None])
-        same &= tree.tokens[:, None] == tree.tokens[None]
-        check_all(
-            ~same,
-            "nodes {i1} and {i0}: siblings with one token, {token}",
-            token=jnp.broadcast_to(tree.tokens[:, None], same.shape),
-        )
+        same &= tokens[:, None] == tokens[None]
+        message = "nodes {i1} and {i0}: siblings with one token, {token}"
+        check_all(~same, message, token=jnp.broadcast_to(tokens[:, None], same.shape))
 
 
 def ancestor_mask(tree: Tree) -> jax.Array:

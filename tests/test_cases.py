@@ -356,7 +356,7 @@ def test_duplicate_siblings_are_refused_when_the_tree_is_made() -> None:
 
 # Block verification.
 
-TILE, TOKEN = js.RULES["block"], js.RULES["token"]
+BLOCK, TOKEN = js.RULES["block"], js.RULES["token"]
 # The capacity and batch of the vectors of these rules, so that their compiled programs serve here.
 THREE_DRAFTED = audit.Capacity(nodes=4, children=1, depth=3, vocab=3)
 VECTOR_BATCH = 256
@@ -381,7 +381,7 @@ def accepted_law(law: audit.Law, length: int, given: np.ndarray | None = None) -
 
 def test_block_verification_is_lossless_and_accepts_more_than_token_verification() -> None:
     _, expected = case("case09_block_verification")
-    block, token = law_of_block(TILE), law_of_block(TOKEN)
+    block, token = law_of_block(BLOCK), law_of_block(TOKEN)
     assert block.is_proved
     assert token.is_proved
     assert accepted_law(block, 2) == close(expected["prob_accepted_0_1_2"])
@@ -392,7 +392,7 @@ def test_block_verification_is_lossless_and_accepts_more_than_token_verification
 @pytest.mark.parametrize("index", range(4))
 def test_the_longest_prefix_that_passes_its_block_threshold_is_kept(index: int) -> None:
     _, expected = case("case09_block_verification")
-    law = law_of_block(TILE)
+    law = law_of_block(BLOCK)
     drafted = law.cells.outcomes.drafted[:, 1:3]
     draft = np.array(expected["drafts"][index])
     h1, h2 = (Fraction(expected[h][index]) for h in ("h1", "h2"))
@@ -404,7 +404,7 @@ def test_the_longest_prefix_that_passes_its_block_threshold_is_kept(index: int) 
         assert sum(accepted_law(law, 2, given=has_prefix)[length:]) == close(ratio)
 
 
-@pytest.mark.parametrize("rule", [TILE, TOKEN], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [BLOCK, TOKEN], ids=lambda rule: rule.name)
 def test_block_and_token_verification_of_one_hot_drafts_have_one_law(rule: js.Rule) -> None:
     inputs, expected = case("case09_block_verification")
     assert expected["one_hot_equals_token_rule"]
@@ -448,7 +448,7 @@ def token_residual_after_prefix_ratios(
 
 def test_the_audit_sees_prefix_ratios_joined_with_the_token_residual() -> None:
     _, expected = case("case09_block_verification")
-    law = law_of_block(TILE, token_residual_after_prefix_ratios)
+    law = law_of_block(BLOCK, token_residual_after_prefix_ratios)
     wanted = expected["faulty_cumprod_with_token_residual_first_token_law"]
     assert first_token_law(law, 2) == close(wanted)
     assert not law.is_proved

@@ -20,27 +20,16 @@ BOOLS = bool | int | float | np.generic | np.ndarray | jax.Array
 
 @struct
 class Arguments:
-    """The arguments of a verifier for one sequence.
-
-    Attributes:
-      kind: how the candidates were drawn.
-      draws: the uniforms.
-      tree: the candidates.
-      target: the target rows; while they are walked, without their slab, which is apart.
-      draft: the draft rows, as the target's; None if there are none.
-      target_room: int32 [], rows of the target's slab from the sequence's first on.
-      draft_room: int32 [], rows of the draft's slab from the sequence's first on.
-      bonus: bool [], whether a leaf's row is drawn from.
-    """
+    """The arguments of a verifier for one sequence; in a walk, sources are apart from their slabs."""
 
     kind: type[Proposal] = static_field()
     draws: Draws
     tree: Tree
     target: RowSource
     draft: RowSource | None
-    target_room: jax.Array  # []
-    draft_room: jax.Array  # []
-    bonus: jax.Array  # []
+    target_room: jax.Array  # [] rows of the target's slab from the sequence's first on
+    draft_room: jax.Array  # [] rows of the draft's slab from the sequence's first on
+    bonus: jax.Array  # [] whether a leaf's row is drawn from
 
 
 def arguments(
@@ -62,16 +51,9 @@ def arguments(
     assert_kind("bonus", bonus, BOOLS, "a bool")
     bonus = jnp.asarray(bonus)
     assert_array("bonus", bonus, {}, jnp.bool_)
-    return Arguments(
-        kind=type(proposal),
-        draws=draws,
-        tree=tree,
-        target=target,
-        draft=draft,
-        target_room=_room(target),
-        draft_room=_room(draft),
-        bonus=bonus,
-    )
+    rows = {"target": target, "draft": draft}
+    rooms = {"target_room": _room(target), "draft_room": _room(draft)}
+    return Arguments(kind=type(proposal), draws=draws, tree=tree, bonus=bonus, **rows, **rooms)
 
 
 def assert_proposal(

@@ -24,40 +24,24 @@ from jaxspec.verify.verdict import Status, flag
 
 @struct
 class Test:
-    """One candidate, ready to be tested.
+    """One candidate, ready to be tested."""
 
-    Attributes:
-      weight: float32 [], its undivided weight in the remaining row, `scale a r(x)`.
-      top: float32 [], `top / bottom` is the probability s(x) it was drawn with.
-      bottom: float32 [].
-      is_possible: bool [], False if it is to be skipped.
-      is_doubtful: bool [], an entry is impossible in a row whose unit mass was assumed.
-      status: int32 [], bits of `Status`.
-    """
-
-    weight: jax.Array  # []
-    top: jax.Array  # []
+    weight: jax.Array  # [] undivided weight in the remaining row, `scale a r(x)`
+    top: jax.Array  # [] `top / bottom` is the probability s(x) it was drawn with
     bottom: jax.Array  # []
-    is_possible: jax.Array  # []
-    is_doubtful: jax.Array  # []
-    status: jax.Array  # []
+    is_possible: jax.Array  # [] False if it is to be skipped
+    is_doubtful: jax.Array  # [] an entry is impossible in a row whose unit mass was assumed
+    status: jax.Array  # [] bits of `Status`
 
 
 @struct
 class Sums:
-    """The result of one pass over a node's rows after a rejection.
+    """The result of one pass over a node's rows after a rejection."""
 
-    Attributes:
-      mass: float32 [], of the remaining row.
-      deficit: float32 [], `scale D`: the draft's share beyond the row before the rejection.
-      pool: float32 [], draft mass not drawn yet; 1 where no sibling can follow.
-      is_doubtful: bool [], the mass of a row whose unit mass was assumed is not 1.
-    """
-
-    mass: jax.Array  # []
-    deficit: jax.Array  # []
-    pool: jax.Array  # []
-    is_doubtful: jax.Array  # []
+    mass: jax.Array  # [] of the remaining row
+    deficit: jax.Array  # [] `scale D`: the draft's share beyond the row before the rejection
+    pool: jax.Array  # [] draft mass not drawn yet; 1 where no sibling can follow
+    is_doubtful: jax.Array  # [] the mass of a row whose unit mass was assumed is not 1
 
 
 def test(reader: RowReader, site: Site, left: Remainder, child: jax.Array) -> Test:
@@ -66,8 +50,8 @@ def test(reader: RowReader, site: Site, left: Remainder, child: jax.Array) -> Te
     is_token = (token >= 0) & (token < reader.vocab)
     p_at, q_at, is_sound = reader.at(site, child)
     is_removed = reader.is_removed(site.node, left, token)
-    top, bottom = reader.kind.share(left, q_at)
-    could_draw = reader.kind.could_draw(left, q_at, is_removed)
+    top, bottom = reader.kind.share(left, q_at, is_removed)
+    could_draw = top > 0
     is_open = ~site.is_cut & ~site.is_lost
     return Test(
         weight=reader.kind.row(left, p_at, q_at, is_removed),
@@ -97,14 +81,9 @@ def is_close_call(u: jax.Array, test: Test, left: Remainder, slack: float) -> ja
 def measure(
     reader: RowReader, site: Site, before: Remainder, after: Remainder, *, may_assume: bool
 ) -> Sums:
-    """Sum in one pass what a rejection left.
+    """Sum in one pass what a rejection left of a row that was `before` and is `after` it.
 
-    Args:
-      reader: of the round's rows.
-      site: the node.
-      before: the row before the rejection.
-      after: the row after it.
-      may_assume: whether unit mass may be assumed here, so that masses must be compared with 1.
+    Where unit mass may be assumed, measured masses are compared with 1.
     """
     has_siblings = reader.tree.max_children > 1
 
@@ -112,9 +91,10 @@ def measure(
         was = reader.is_removed(site.node, before, tokens)
         is_now = reader.is_removed(site.node, after, tokens)
         p, q = piece.p, piece.q
-        draft_weight = reader.kind.scaled_share(before, q, was)
+        top, bottom = reader.kind.share(before, q, was)
+        drawn = before.scale / bottom * top
         mass = reader.kind.row(after, p, q, is_now)
-        deficit = jnp.maximum(draft_weight - reader.kind.row(before, p, q, was), 0.0)
+        deficit = jnp.maximum(drawn - reader.kind.row(before, p, q, was), 0.0)
         pool = (jnp.where(is_now, 0.0, q),) if has_siblings else ()
         if not may_assume:
             return mass, deficit, *pool
@@ -132,18 +112,13 @@ def measure(
 def final_draw(
     reader: RowReader, site: Site, left: Remainder, may_draw: jax.Array, *, assumes_draft: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw the final token, if there is one, from what is left of the row of the last node.
+    """Draw the final token, if one is due, from what is left of the row of the last node.
 
-    Args:
-      reader: of the round's rows.
-      site: the node that the walk stopped at.
-      left: what is left of its row.
-      may_draw: bool [], whether a token may be drawn.
-      assumes_draft: whether `left` may depend on a draft row whose unit mass was assumed.
+    `assumes_draft`: `left` may depend on a draft row whose unit mass was assumed.
 
     Returns:
-      (token, status, whether the mass of a row that was assumed to be 1 is not): -1 and the reason
-      where no token can be drawn.
+      (token, status, whether a mass that was assumed to be 1 is not); the token is -1 where none can
+      be drawn.
     """
     is_due = may_draw & reader.may_emit(site.node)
     is_wanted = is_due & ~site.is_lost

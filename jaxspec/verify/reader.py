@@ -28,23 +28,14 @@ Slabs: TypeAlias = tuple[jax.Array, jax.Array | None]
 
 @struct
 class Site:
-    """A visited node and the result of reading its rows once.
-
-    Attributes:
-      node: int32 [].
-      target: normalizer of its target row.
-      draft: normalizer of its draft row; () without one.
-      status: int32 [], bits of `Status` of these two rows.
-      is_lost: bool [], nothing can be tested or drawn here.
-      is_cut: bool [], the draft row is invalid: candidates are skipped.
-    """
+    """A visited node and the result of reading its rows once."""
 
     node: jax.Array  # []
-    target: Normalizer
-    draft: Normalizer
-    status: jax.Array  # []
-    is_lost: jax.Array  # []
-    is_cut: jax.Array  # []
+    target: Normalizer  # of its target row
+    draft: Normalizer  # of its draft row; () without one
+    status: jax.Array  # [] bits of `Status` of these two rows
+    is_lost: jax.Array  # [] nothing can be tested or drawn here
+    is_cut: jax.Array  # [] the draft row is invalid: candidates are skipped
 
 
 class Piece(NamedTuple):

@@ -35,46 +35,30 @@ class Rule:
 
 _RULES = (
     Rule(
-        name="token",
-        verify=verify_path,
-        proposal=WithReplacement,
-        is_path=True,
+        name="token", verify=verify_path, proposal=WithReplacement, is_path=True,
         source="Leviathan et al. 2023",
     ),
     Rule(
-        name="block",
-        verify=verify_block,
-        proposal=WithReplacement,
-        is_path=True,
-        tests_deepest_first=True,
-        source="Sun et al. 2025",
+        name="block", verify=verify_block, proposal=WithReplacement, is_path=True,
+        tests_deepest_first=True, source="Sun et al. 2025",
     ),
     Rule(
-        name="point_mass",
-        verify=verify_tree,
-        proposal=PointMass,
+        name="point_mass", verify=verify_tree, proposal=PointMass,
         source="contract; EAGLE-2 2024",
     ),
     Rule(
-        name="with_replacement",
-        verify=verify_tree,
-        proposal=WithReplacement,
+        name="with_replacement", verify=verify_tree, proposal=WithReplacement,
         source="SpecInfer 2024",
     ),
     Rule(
-        name="without_replacement",
-        verify=verify_tree,
-        proposal=WithoutReplacement,
+        name="without_replacement", verify=verify_tree, proposal=WithoutReplacement,
         source="Sequoia 2024; Jeon et al. 2024",
     ),
     Rule(
-        name="traversal",
-        verify=verify_traversal,
-        proposal=WithoutReplacement,
-        tests_deepest_first=True,
-        source="Weng et al. 2025",
+        name="traversal", verify=verify_traversal, proposal=WithoutReplacement,
+        tests_deepest_first=True, source="Weng et al. 2025",
     ),
-)
+)  # fmt: skip
 
 RULES = MappingProxyType({rule.name: rule for rule in _RULES})
 """Every lossless rule by name."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ VOCAB = 7
 
 
 def no_verifier(draws: Any, proposal: Any, target_rows: Any, bonus: Any) -> jax.Array:
-    """Stand in for a verifier: what is checked does not depend on it, and it compiles at once."""
+    """Replace a verifier, on which the checks do not depend, and which takes long to compile."""
     del draws, proposal, target_rows
     return jnp.asarray(bonus)
 
@@ -54,9 +55,7 @@ class Round:
                 for rows, temperature in zip((target, draft), self.temperature, strict=True)
             )
         draws = js.Draws(accept=jnp.asarray(self.accept), final=jnp.asarray(self.final))
-        proposal = (
-            js.PointMass(tree=tree) if kind is js.PointMass else kind(tree=tree, draft_rows=draft)
-        )
+        proposal = kind(tree=tree, draft_rows=None if kind is js.PointMass else draft)
         return draws, proposal, target, jnp.asarray(self.bonus)
 
     def message(self, **how: Any) -> str | None:
@@ -76,6 +75,14 @@ def crowd(round_: Round) -> None:
     round_.parents[3] = 0
     round_.children[1] = -1
     round_.level_sizes[:] = [1, 3, 0, 0]
+
+
+def chain_of_four(round_: Round) -> None:
+    """Hang four candidates below each other, where there are three levels."""
+    round_.tokens[:5], round_.parents[:5] = [-1, 3, 5, 2, 1], [-1, 0, 1, 2, 3]
+    round_.children[:] = -1
+    round_.children[:4, 0] = [1, 2, 3, 4]
+    round_.level_sizes[:] = [1, 1, 1, 2]
 
 
 FAULTS = [
@@ -106,6 +113,7 @@ FAULTS = [
         put("level_sizes", value=[1, 1, 2, 0]),
         "depth 1: level_sizes has 1 nodes, the parents give 2",
     ),
+    (chain_of_four, "node 4 is deeper than the 3 levels of the tree"),
     (put("target", 3, 4, value=np.nan), "target row 3: entry 4 is nan"),
     (put("target", 0, 6, value=-np.inf), "target row 0: entry 6 is -inf"),
     (put("target", 1, 6, value=-0.25), "target row 1: entry 6 is -0.25, below 0"),
@@ -116,39 +124,32 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), FAULTS, ids=[message for _, message in FAULTS])
-def test_every_fault_is_named_with_its_place_and_value(
-    spoil: Callable[[Round], None], message: str
-) -> None:
-    round_ = Round()
-    spoil(round_)
-    assert round_.message() == message
+def test_every_fault_is_named_with_its_place_and_value() -> None:
+    for spoil, message in FAULTS:
+        round_ = Round()
+        spoil(round_)
+        assert round_.message() == message
 
 
-@pytest.mark.parametrize(
-    ("row", "entry", "value", "message"),
-    [
+def test_every_fault_of_logits_is_named() -> None:
+    for row, entry, value, message in (
         (1, 2, np.nan, "target row 1: logit 2 is nan: only finite logits and -inf are allowed"),
         (3, 6, np.inf, "target row 3: logit 6 is inf: only finite logits and -inf are allowed"),
         (2, slice(None), -np.inf, "target row 2: every logit is -inf, so the row has no mass"),
-    ],
-)
-def test_every_fault_of_logits_is_named(row: int, entry: Any, value: float, message: str) -> None:
-    round_ = Round()
-    round_.target[row, entry] = np.exp(value)  # the round takes the logarithm
-    assert round_.message(logits=True) == message
+    ):
+        round_ = Round()
+        round_.target[row, entry] = np.exp(value)  # the round takes the logarithm
+        assert round_.message(logits=True) == message
+    for (place, name), value in itertools.product(
+        ((0, "target"), (1, "draft")), (-1.0, np.nan, np.inf)
+    ):
+        round_ = Round()
+        round_.temperature[place] = value
+        wanted = f"{name} temperature is {value}: it must be finite and at least 0"
+        assert round_.message(logits=True) == wanted
 
 
-@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
-@pytest.mark.parametrize(("place", "name"), [(0, "target"), (1, "draft")])
-def test_a_bad_temperature_is_named(place: int, name: str, value: float) -> None:
-    round_ = Round()
-    round_.temperature[place] = value
-    wanted = f"{name} temperature is {value}: it must be finite and at least 0"
-    assert round_.message(logits=True) == wanted
-
-
-def test_good_input_has_no_error_whatever_stands_where_nothing_is_read() -> None:
+def test_valid_input_has_no_error_whatever_the_values_that_are_not_read() -> None:
     round_ = Round()
     assert round_.message() is None
     assert round_.message(logits=True) is None
@@ -193,7 +194,7 @@ DRAWS = js.Draws(accept=jnp.array([0.0, 0.25]), final=jnp.array([0.0, 0.5]))
 
 
 def test_the_twin_gives_the_verdict_and_names_the_sequence_of_a_batch_that_is_at_fault() -> None:
-    # A bonus settled beforehand counts: without it nobody reads the last row, which is at fault.
+    # A bonus fixed beforehand counts: without it the last row, which is at fault, is not read.
     verify = functools.partial(js.verify_path, bonus=True)
     axes = (None, None, 0)
     twin = jax.jit(jax.vmap(js.checked(verify), in_axes=axes))
@@ -237,7 +238,7 @@ def test_strict_names_the_place_of_a_bad_draft_entry_as_checked_does() -> None:
         js.strict(js.verify_path)(DRAWS, path, ROWS)
 
 
-@pytest.mark.parametrize("first", [-1, 2, 7, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("first", [-1, 2, 2**31 - 1, -(2**31)])
 def test_rows_that_start_outside_their_slab_are_named_and_flagged(first: int) -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.int32(first))
@@ -250,7 +251,7 @@ def test_rows_that_start_outside_their_slab_are_named_and_flagged(first: int) ->
     assert int(verdict.num_accepted) == (1 if first == 2 else 0)
 
 
-def test_a_slab_may_end_before_rows_that_nobody_reads() -> None:
+def test_a_slab_may_end_before_rows_that_are_not_read() -> None:
     lengths, first = jnp.array([2, 0, 1]), jnp.array([0, 3, 4])
     rows = js.Probabilities(values=jnp.full((6, 2), 0.5), first=first)
     drafts = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.array([0, 2, 2]))
@@ -269,7 +270,7 @@ def test_a_slab_may_end_before_rows_that_nobody_reads() -> None:
     assert not verdict.status.any()
 
 
-@pytest.mark.parametrize("length", [3, 7, -1, -(2**31)])
+@pytest.mark.parametrize("length", [3, -1, -(2**31)])
 def test_a_length_out_of_range_is_named_flagged_and_on_the_host_refused(length: int) -> None:
     rows, drafts = jnp.full((3, 2), 0.5), jnp.full((2, 2), 0.5)
     draws = js.Draws(accept=jnp.zeros(3), final=jnp.zeros(2))

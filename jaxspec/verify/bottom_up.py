@@ -208,7 +208,7 @@ def verify_block(
     Z_i / D_i, where Z_i = sum relu(a_i p_i - q_i) and D_i = sum relu(q_i - a_i p_i), and prefix T
     with a_T; the longest kept one counts. A kept prefix i < T is followed by one token of
     normalize(relu(a_i p_i - q_i)). On average at least as many tokens are accepted as by
-    `verify_path`, and no rule that leaves later targets alone accepts more.
+    `verify_path`, and no rule that keeps the rows of later rounds accepts more.
 
     Each rejected length costs one pass over its two rows.
 
@@ -219,15 +219,15 @@ def verify_block(
       bonus: bool [], emit one more token after a fully accepted path.
 
     Returns:
-      The `Verdict`. A candidate outside its draft row's support cuts the path before it. Where a
-      used accept draw is bad, or a row that decides between lengths holds NaN, nothing is certain:
-      no token is accepted or emitted.
+      The `Verdict`. A candidate outside its draft row's support cuts the path before it. If a
+      used accept draw is invalid, or a row that decides between lengths holds NaN, no token is
+      accepted or emitted.
 
     Raises:
       AssertionError: a shape, rank or dtype is wrong, or the proposal branches.
 
     Guarantee: lossless, if draws are not shared between rounds: the draws of tokens beyond the kept
-      prefix have been looked at, so the next round must not read them again.
+      prefix have been read, so the next round must not use them.
 
     >>> import jax.numpy as jnp
     >>> import jaxspec as js

@@ -29,7 +29,7 @@ class Test:
     weight: jax.Array  # [] undivided weight in the remaining row, `scale a r(x)`
     top: jax.Array  # [] `top / bottom` is the probability s(x) it was drawn with
     bottom: jax.Array  # []
-    is_possible: jax.Array  # [] False if it is to be skipped
+    is_possible: jax.Array  # [] False if it is skipped
     is_doubtful: jax.Array  # [] an entry is impossible in a row whose unit mass was assumed
     status: jax.Array  # [] bits of `Status`
 

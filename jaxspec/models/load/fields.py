@@ -26,17 +26,15 @@ _REQUIRED: Any = object()
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, incomplete, or of a network this package does not have.
-
-    Attributes:
-      file: the file, directory or part of one.
-      reason: what is wrong with it.
-    """
+    """A checkpoint that is damaged, incomplete, or of a network this package does not have."""
 
     def __init__(self, file: object, reason: str) -> None:
-        """Take the place and the reason."""
-        super().__init__(f"{file}: {reason}")
-        self.file, self.reason = file, reason
+        """Take the file, or the part of it, and what is wrong with it."""
+        super().__init__(str(file), reason)
+
+    def __str__(self) -> str:
+        """Return both."""
+        return ": ".join(self.args)
 
 
 class CheckpointWarning(UserWarning):
@@ -67,21 +65,13 @@ def report(file: object, message: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """How a key is read.
-
-    Attributes:
-      accepts: whether a value is in range.
-      wanted: the accepted values in words.
-      name: what it means, the name that the loader reads it by; None where it is not read.
-      default: the value of an absent key.
-      is_advice: whether other values only recommend how to sample: they are reported, not rejected.
-    """
+    """How a key is read."""
 
     accepts: Callable[[Any], bool] = lambda value: True
-    wanted: str = ""
-    name: str | None = None
-    default: Any = None
-    is_advice: bool = False
+    wanted: str = ""  # the accepted values in words
+    name: str | None = None  # its meaning, by which a loader looks it up; None: it is not read
+    default: Any = None  # of an absent key
+    is_advice: bool = False  # other values recommend how to sample: they are reported, not rejected
 
     def of(self, keys: str) -> "dict[str, Field]":
         """Return this field for each of several keys, separated by spaces."""
@@ -93,6 +83,9 @@ Table = Mapping[str, Field]
 
 NO_EFFECT = Field()
 """It changes neither the network nor the tokens of a text."""
+
+OFF = Field(lambda value: not value, "this package has no support for it")
+"""False, 0 or empty; every other value asks for something that this package does not do."""
 
 
 def given(name: str) -> Field:
@@ -140,45 +133,26 @@ def mapping(name: str) -> Field:
 
 def only(*neutral: Any) -> Field:
     """Values without effect; every other asks for something that this package does not do."""
-
-    def accepts(value: Any) -> bool:
-        # False equals 0, yet one is a switch and the other a number.
-        return any(isinstance(value, bool) == isinstance(x, bool) and value == x for x in neutral)
-
-    words = " or ".join(map(str, neutral))
-    return Field(accepts, f"this package has {words or 'no support for it'}")
+    words = " or ".join(map(str, neutral)) or "no support for it"
+    return Field(lambda value: value in neutral, f"this package has {words}")
 
 
-def advice(*neutral: Any) -> Field:
-    """Values without effect; every other recommends sampling that this package does not have."""
-    return dataclasses.replace(only(*neutral), is_advice=True)
+def advice(field: Field) -> Field:
+    """A recommendation for sampling: values that are not accepted are reported, not rejected."""
+    return dataclasses.replace(field, is_advice=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Values:
-    """What a file says, by the meaning of its keys.
+class Values(dict[str, Any]):
+    """What a file says, by the meaning of its keys."""
 
-    Attributes:
-      path: the file.
-      keys: the key of each meaning.
-      values: the value of each meaning.
-    """
-
-    path: object
-    keys: Mapping[str, str]
-    values: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        """Return the value of a meaning."""
-        return self.values[name]
-
-    def with_(self, **values: Any) -> "Values":
-        """Return a copy with other values."""
-        return dataclasses.replace(self, values={**self.values, **values})
+    def __init__(self, path: object, keys: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        """Take the file, and the key and the value of each meaning."""
+        super().__init__(values)
+        self.path, self.keys_of = path, keys
 
     def error(self, name: str, why: str) -> CheckpointError:
         """Return the error that names the file, a key and its value."""
-        return CheckpointError(self.path, f"{self.keys[name]} is {shown(self[name])}, {why}")
+        return CheckpointError(self.path, f"{self.keys_of[name]} is {shown(self[name])}, {why}")
 
 
 def read(path: object, stored: Mapping[str, Any], table: Table, *, prefix: str = "") -> Values:
@@ -206,20 +180,19 @@ def read(path: object, stored: Mapping[str, Any], table: Table, *, prefix: str =
                 raise CheckpointError(path, f"{key} is {shown(value)}; {field.wanted}")
             what = "sampling recommendations that are not applied"
             notes.setdefault(what, []).append(f"{key} ({shown(value)})")
-    found: dict[str, Any] = {}
-    fields = {key: field for key, field in table.items() if field.name is not None}
-    for key, field in fields.items():
-        value = stored.get(key)
+    found = Values(path, {field.name: key for key, field in table.items() if field.name}, {})
+    for name, key in found.keys_of.items():
+        value, field = stored.get(key), table[key]
         if value is None and field.default is _REQUIRED:
             raise CheckpointError(path, f"{key} is missing, must be {field.wanted}")
         if isinstance(value, bytes):
             raise CheckpointError(path, f"{key} is not UTF-8: {shown(value)}")
         if value is not None and not field.accepts(value):
             raise CheckpointError(path, f"{key} is {shown(value)}, must be {field.wanted}")
-        found[str(field.name)] = field.default if value is None else value
+        found[name] = field.default if value is None else value
     if notes:
         report(path, "; ".join(f"{what}: {_listed(keys)}" for what, keys in notes.items()))
-    return Values(path, {str(field.name): key for key, field in fields.items()}, found)
+    return found
 
 
 def _listed(names: list[str], most: int = 10) -> str:

@@ -29,25 +29,18 @@ from jaxspec.models.load.fields import (
 from jaxspec.models.load.gguf_file import StoredTensor, read_header
 from jaxspec.models.load.metadata import GGUF, GGUF_TOKENIZER
 from jaxspec.models.load.special_tokens import start_tokens, token_ids
-from jaxspec.models.load.tensors import Rope, head_width, network_config, params_from_tensors
+from jaxspec.models.load.tensors import (
+    TENSORS,
+    Rope,
+    head_width,
+    network_config,
+    params_from_tensors,
+)
 from jaxspec.models.load.tokenizers import TextTokenizer, byte_level_tokenizer
 from jaxspec.models.network import LanguageModel
 
-LAYOUT: Mapping[str, str] = {
-    "embedding": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "head": "output.weight",
-    "attention_norm": "blk.{layer}.attn_norm.weight",
-    "query": "blk.{layer}.attn_q.weight",
-    "key": "blk.{layer}.attn_k.weight",
-    "value": "blk.{layer}.attn_v.weight",
-    "output": "blk.{layer}.attn_output.weight",
-    "hidden_norm": "blk.{layer}.ffn_norm.weight",
-    "gate": "blk.{layer}.ffn_gate.weight",
-    "up": "blk.{layer}.ffn_up.weight",
-    "down": "blk.{layer}.ffn_down.weight",
-}
-"""The name of each field's tensor, see `jaxspec.models.load.tensors.params_from_tensors`."""
+LAYOUT: Mapping[str, str] = {field: name for field, (_, name) in TENSORS.items() if name}
+"""The name of each field's tensor, see `params_from_tensors`."""
 
 _DIVISORS = "rope_freqs.weight"
 _LEFTOVERS = ".attn_rot_embd.weight"  # RoPE's table in old files, which follows from the metadata
@@ -132,7 +125,8 @@ def _values(path: object, stored: dict[str, Any], listed: Mapping[str, StoredTen
     scale = values["attention_scale"] or width**-0.5  # 0: not set
     if not math.isclose(scale, width**-0.5, rel_tol=1e-5):
         raise values.error("attention_scale", f"must be {width**-0.5:g} for this head")
-    return values.with_(vocab=vocab)
+    values["vocab"] = vocab
+    return values
 
 
 def _rope(values: Values, divisors: np.ndarray | None) -> Rope:
@@ -144,10 +138,10 @@ def _rope(values: Values, divisors: np.ndarray | None) -> Rope:
     if kind not in (None, "none", "linear"):
         raise values.error("rope_type", "must be none or linear")
     if None not in (factor, old) and (factor or 1) != (old or 1):
-        raise values.error("rope_factor", f"yet {values.keys['old_rope_factor']} is {old}")
+        raise values.error("rope_factor", f"yet {values.keys_of['old_rope_factor']} is {old}")
     factor = old if factor is None else factor
     if kind == "linear" and factor is None:
-        raise values.error("rope_factor", f"but {values.keys['rope_type']} is 'linear'")
+        raise values.error("rope_factor", f"but {values.keys_of['rope_type']} is 'linear'")
     factor = 1.0 if kind == "none" else factor or 1.0
     if divisors is None:
         return Rope(values["rope_base"], factor)

@@ -32,21 +32,13 @@ _SCALARS = {
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file.
-
-    Attributes:
-      name: its name.
-      shape: outermost axis first, each at least 1.
-      kind: the number of its type, as in `gguf.GGMLQuantizationType`.
-      begin: the first byte of its data in the file.
-      size: bytes of its data.
-    """
+    """A tensor of a file."""
 
     name: str
-    shape: tuple[int, ...]
-    kind: int
-    begin: int
-    size: int
+    shape: tuple[int, ...]  # outermost axis first, each at least 1
+    kind: int  # its type, as in `gguf.GGMLQuantizationType`
+    begin: int  # first byte of its data in the file
+    size: int  # bytes of its data
 
 
 def read_header(
@@ -62,9 +54,6 @@ def read_header(
     Returns:
       The metadata, a string that is not UTF-8 as bytes, and the tensors by name. The bytes of each
       tensor are within the file and belong to no other.
-
-    Raises:
-      CheckpointError: it is not a GGUF file, is cut short, or contradicts itself.
     """
     cursor = _Cursor(path, data)
     if bytes(cursor.take(4, "its first bytes")) != _MAGIC:

@@ -30,26 +30,10 @@ from jaxspec.models.load.fields import (
 )
 from jaxspec.models.load.metadata import CONFIG, GENERATION, INDEX, ROPE
 from jaxspec.models.load.special_tokens import read_tokenizer
-from jaxspec.models.load.tensors import Rope, network_config, params_from_tensors
+from jaxspec.models.load.tensors import TENSORS, Rope, network_config, params_from_tensors
 from jaxspec.models.network import LanguageModel
 
-LAYOUT: Mapping[str, str] = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "attention_norm": "model.layers.{layer}.input_layernorm.weight",
-    "query": "model.layers.{layer}.self_attn.q_proj.weight",
-    "key": "model.layers.{layer}.self_attn.k_proj.weight",
-    "value": "model.layers.{layer}.self_attn.v_proj.weight",
-    "output": "model.layers.{layer}.self_attn.o_proj.weight",
-    "hidden_norm": "model.layers.{layer}.post_attention_layernorm.weight",
-    "gate": "model.layers.{layer}.mlp.gate_proj.weight",
-    "up": "model.layers.{layer}.mlp.up_proj.weight",
-    "down": "model.layers.{layer}.mlp.down_proj.weight",
-    "query_bias": "model.layers.{layer}.self_attn.q_proj.bias",
-    "key_bias": "model.layers.{layer}.self_attn.k_proj.bias",
-    "value_bias": "model.layers.{layer}.self_attn.v_proj.bias",
-}
+LAYOUT: Mapping[str, str] = {field: name for field, (name, _) in TENSORS.items()}
 """The name of each field's tensor, see `params_from_tensors`."""
 
 _QWEN2 = "Qwen2ForCausalLM"
@@ -148,7 +132,8 @@ def _read_config(place: pathlib.Path) -> Values:
     # Qwen2 has biases in attention, whatever a config says of them.
     biases = {"attention_bias": NO_EFFECT} if kind == _QWEN2 else {}
     values = read(path, {**defaults, **stored}, {**CONFIG, **biases})
-    return values.with_(has_biases=kind == _QWEN2)
+    values["has_biases"] = kind == _QWEN2
+    return values
 
 
 def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -169,15 +154,14 @@ def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> tuple[str, M
 
 def _config(values: Values) -> LlamaConfig:
     kinds, layers, is_qwen2 = values["layer_types"], values["layers"], values["has_biases"]
-    if kinds is not None and kinds != ["full_attention"] * layers:
+    if kinds is not None and (len(kinds) != layers or set(kinds) != {"full_attention"}):
         raise values.error("layer_types", f"must be full_attention for each of {layers} layers")
     # Qwen2 uses a window only if it also says so, and only in layers from a number on, or in those
     # that layer_types names.
     is_windowed = not is_qwen2 if values["uses_window"] is None else values["uses_window"]
     if is_qwen2 and (kinds is not None or values["full_layers"] >= layers):
         is_windowed = False
-    if not is_windowed:
-        values = values.with_(window=None)
+    values["window"] = values["window"] if is_windowed else None
     return network_config(values, _rope(values), is_tied=values["is_tied"], has_biases=is_qwen2)
 
 
@@ -208,7 +192,7 @@ def _rope(values: Values) -> Rope:
     found = read(f"{values.path}: RoPE type {kind}", rope, ROPE[kind])
     if kind == "llama3" and found["high"] <= found["low"]:
         raise found.error("high", f"must be > low_freq_factor {found['low']}")
-    return Rope(**found.with_(base=found["base"] or values["rope_base"]).values)
+    return Rope(**{**found, "base": found["base"] or values["rope_base"]})
 
 
 def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The keys of a checkpoint's files: which are read, which must be neutral, which have no effect.
+"""The keys of a checkpoint's files: which are read, which must be off, which have no effect.
 
 One table for each kind of file, over the keys that `transformers` and `llama.cpp` act on for Llama,
 Mistral and Qwen2, those that they write, and those of related architectures that would change the
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from jaxspec.models.load.fields import (
     NO_EFFECT,
+    OFF,
     Table,
     advice,
     boolean,
@@ -24,25 +25,23 @@ from jaxspec.models.load.fields import (
 
 MOST_HEAD_WIDTH = 1 << 16  # no network's is larger; a damaged file must not make endless angles
 _MOST_CONTEXT = (1 << 31) - 1  # positions are int32
+_ACTIVATION, _ONE = only("silu", "swish"), only(1)
 
 GENERATION: Table = {
     "eos_token_id": given("stop"),
-    **advice(0).of("epsilon_cutoff eta_cutoff penalty_alpha min_length min_new_tokens min_p top_h"),
-    **advice(1).of("typical_p repetition_penalty encoder_repetition_penalty num_beams"),
-    "dola_layers": advice(),
-    "remove_invalid_values": advice(False),
+    **advice(OFF).of("""
+        epsilon_cutoff eta_cutoff penalty_alpha min_length min_new_tokens min_p top_h dola_layers
+        remove_invalid_values
+    """),
+    **advice(_ONE).of("typical_p repetition_penalty encoder_repetition_penalty num_beams"),
     # Tokens that may or must be somewhere: a text without them is another text.
-    **only([]).of("""
+    **OFF.of("""
         suppress_tokens begin_suppress_tokens bad_words_ids force_words_ids forced_decoder_ids
-        constraints stop_strings
+        constraints stop_strings sequence_bias exponential_decay_length_penalty watermarking_config
+        no_repeat_ngram_size encoder_no_repeat_ngram_size token_healing
     """),
-    "sequence_bias": only({}, []),
-    **only().of("""
-        forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty watermarking_config
-    """),
-    **only(0).of("no_repeat_ngram_size encoder_no_repeat_ngram_size"),
-    "guidance_scale": only(1),
-    "token_healing": only(False),
+    **only().of("forced_bos_token_id forced_eos_token_id"),
+    "guidance_scale": _ONE,
     # A decoder's arguments; of beams; how an engine runs and what it returns; whose the file is.
     **NO_EFFECT.of("""
         temperature top_k top_p do_sample max_length max_new_tokens max_time num_return_sequences
@@ -66,7 +65,7 @@ CONFIG: Table = {
     "num_attention_heads": integer("heads"),
     "num_key_value_heads": integer("kv_heads", default=None),
     "head_dim": integer("head_width", 2, MOST_HEAD_WIDTH, default=None),
-    "hidden_act": only("silu", "swish"),
+    "hidden_act": _ACTIVATION,
     "rms_norm_eps": number("norm_epsilon", 1e-6),
     "max_position_embeddings": integer("max_context", 1, _MOST_CONTEXT, default=None),
     "rope_theta": number("rope_base", 10000.0),
@@ -77,29 +76,24 @@ CONFIG: Table = {
     "use_sliding_window": boolean("uses_window"),
     "max_window_layers": integer("full_layers", 0, default=28),
     "layer_types": strings("layer_types", None),
-    **only(False).of("""
+    # Biases; other RoPE, norms, windows and experts; logits capped; parts of a larger model.
+    **OFF.of("""
         attention_bias mlp_bias use_bias attention_out_bias bias rope_interleave rope_interleaved
         use_mrope alibi use_alibi use_parallel_residual use_qk_norm qk_norm qk_layernorm
         attn_temperature_tuning post_norm is_encoder_decoder add_cross_attention tie_encoder_decoder
-    """),
-    "use_rope": only(True),
-    **only({}).of("quantization_config compression_config pruned_heads per_layer_config"),
-    # Parts of a larger model; logits capped, clipped or scaled.
-    **only().of("""
-        text_config vision_config audio_config cross_attention_hidden_size attn_logit_softcapping
+        quantization_config compression_config pruned_heads per_layer_config text_config
+        vision_config audio_config cross_attention_hidden_size attn_logit_softcapping
         final_logit_softcapping clip_qkv attention_multiplier query_pre_attn_scalar
-        rope_local_base_freq attention_chunk_size
+        rope_local_base_freq attention_chunk_size no_rope_layers sliding_window_pattern moe_layers
+        mlp_only_layers no_rope_layer_interval num_nextn_predict_layers num_experts
+        num_local_experts n_routed_experts n_shared_experts moe_num_experts
     """),
-    **only(1).of("""
+    **_ONE.of("""
         partial_rotary_factor rotary_pct rope_percent embedding_multiplier residual_multiplier
         logits_scaling logit_scale embedding_scale residual_scale scale_emb attention_scale
         head_scale
     """),
-    **only([]).of("no_rope_layers sliding_window_pattern moe_layers mlp_only_layers"),
-    **only(0).of("""
-        no_rope_layer_interval num_nextn_predict_layers num_experts num_local_experts
-        n_routed_experts n_shared_experts moe_num_experts
-    """),
+    "use_rope": only(True),
     # For training, for classifiers, for how an engine runs, and of whom the file is. Slices of
     # `pretraining_tp` give the same products.
     **NO_EFFECT.of("""
@@ -116,7 +110,7 @@ CONFIG: Table = {
 _ROPE: Table = {
     **NO_EFFECT.of("rope_type type"),  # read before the other keys
     "rope_theta": number("base", None),
-    "partial_rotary_factor": only(1),
+    "partial_rotary_factor": _ONE,
 }
 
 ROPE: Mapping[str, Table] = {
@@ -150,23 +144,16 @@ INDEX: Table = {
 """Of `model.safetensors.index.json`."""
 
 SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-    "additional_special_tokens",
-    "extra_special_tokens",
+    "bos_token eos_token unk_token pad_token sep_token cls_token mask_token "
+    "additional_special_tokens extra_special_tokens"
 )
 
 TOKENIZER: Table = {
-    **{key: given(key) for key in SPECIAL_TOKENS},
+    **{key: given(key) for key in SPECIAL_TOKENS.split()},
     "add_bos_token": boolean("is_started"),
     "add_prefix_space": boolean("add_prefix_space"),
     "added_tokens_decoder": mapping("added"),
-    **only(False).of("add_eos_token split_special_tokens do_lower_case fix_mistral_regex"),
+    **OFF.of("add_eos_token split_special_tokens do_lower_case fix_mistral_regex"),
     # `tokenizer.json` says how text is cut; the rest is for chats, for other tokenizer classes and
     # for batches. Texts are decoded without a cleanup of spaces.
     **NO_EFFECT.of("""
@@ -184,85 +171,85 @@ TOKENIZER: Table = {
 }
 """Of `tokenizer_config.json`."""
 
+_LLAMA: Table = {
+    "vocab_size": integer("stated_vocab", default=None),
+    "context_length": integer("max_context", 1, _MOST_CONTEXT),
+    "embedding_length": integer("width"),
+    "block_count": integer("layers"),
+    "feed_forward_length": integer("hidden"),
+    "attention.head_count": integer("heads"),
+    "attention.head_count_kv": integer("kv_heads", default=None),
+    "attention.key_length": integer("head_width", 2, MOST_HEAD_WIDTH, default=None),
+    "attention.value_length": integer("value_width", default=None),
+    "attention.layer_norm_rms_epsilon": number("norm_epsilon"),
+    "attention.sliding_window": integer("window", 0, default=0),
+    "attention.scale": number("attention_scale", 0, or_zero=True),
+    "rope.dimension_count": integer("rotated_width", default=None),
+    "rope.freq_base": number("rope_base", 10000.0),
+    "rope.scaling.type": given("rope_type"),
+    "rope.scaling.factor": number("rope_factor", None, or_zero=True),
+    "rope.scale_linear": number("old_rope_factor", None, or_zero=True),
+    **OFF.of("""
+        expert_count expert_used_count expert_shared_count nextn_predict_layers n_deepstack_layers
+        attention.shared_kv_layers attention.temperature_length leading_dense_block_count
+        attention.max_alibi_bias attention.clamp_kqv attn_logit_softcapping final_logit_softcapping
+        rope.scaling.yarn_log_multiplier rope.scaling.alpha attention.temperature_scale
+        use_parallel_residual swin_norm
+    """),
+    # 0: not set.
+    **only(0, 1).of("""
+        logit_scale residual_scale embedding_scale attention.output_scale attention.value_scale
+    """),
+    **_ONE.of("rope.scaling.attn_factor rope.scaling.yarn_attn_factor"),
+    "rope.scaling.yarn_ext_factor": only(0, -1),
+    "attention.causal": only(True),
+    "hidden_activation": _ACTIVATION,
+    # Of YaRN, of experts, windows and other norms, where there are none; of embeddings.
+    **NO_EFFECT.of("""
+        rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.yarn_beta_*
+        rope.freq_base_swa rope.dimension_count_swa pooling_type tensor_data_layout
+        attention.layer_norm_epsilon attention.group_norm_* expert_feed_forward_length
+        expert_weights_* expert_gating_func router_logit_softcapping
+    """),
+}
+
 GGUF: Table = {
-    **NO_EFFECT.of("general.architecture general.alignment"),  # read before the other keys
-    "llama.vocab_size": integer("stated_vocab", default=None),
-    "llama.context_length": integer("max_context", 1, _MOST_CONTEXT),
-    "llama.embedding_length": integer("width"),
-    "llama.block_count": integer("layers"),
-    "llama.feed_forward_length": integer("hidden"),
-    "llama.attention.head_count": integer("heads"),
-    "llama.attention.head_count_kv": integer("kv_heads", default=None),
-    "llama.attention.key_length": integer("head_width", 2, MOST_HEAD_WIDTH, default=None),
-    "llama.attention.value_length": integer("value_width", default=None),
-    "llama.attention.layer_norm_rms_epsilon": number("norm_epsilon"),
-    "llama.attention.sliding_window": integer("window", 0, default=0),
-    "llama.attention.scale": number("attention_scale", 0, or_zero=True),
-    "llama.rope.dimension_count": integer("rotated_width", default=None),
-    "llama.rope.freq_base": number("rope_base", 10000.0),
-    "llama.rope.scaling.type": given("rope_type"),
-    "llama.rope.scaling.factor": number("rope_factor", None, or_zero=True),
-    "llama.rope.scale_linear": number("old_rope_factor", None, or_zero=True),
+    **{f"llama.{key}": field for key, field in _LLAMA.items()},
+    "general.architecture": NO_EFFECT,  # read before the other keys
     "tokenizer.ggml.model": given("tokenizer"),
     "tokenizer.ggml.pre": given("pre_tokenizer"),
     "general.type": only("model"),
     "general.quantization_version": only(2),
-    "split.no": only(0),
+    "split.no": OFF,
     "split.count": only(0, 1),
-    **only(0).of("""
-        llama.expert_count llama.expert_used_count llama.expert_shared_count
-        llama.nextn_predict_layers llama.n_deepstack_layers llama.attention.shared_kv_layers
-        llama.attention.temperature_length llama.leading_dense_block_count
-        llama.attention.max_alibi_bias llama.attention.clamp_kqv llama.attn_logit_softcapping
-        llama.final_logit_softcapping llama.rope.scaling.yarn_log_multiplier
-        llama.rope.scaling.alpha llama.attention.temperature_scale
-    """),
-    # 0: not set.
-    **only(0, 1).of("""
-        llama.logit_scale llama.residual_scale llama.embedding_scale llama.attention.output_scale
-        llama.attention.value_scale
-    """),
-    **only(1).of("llama.rope.scaling.attn_factor llama.rope.scaling.yarn_attn_factor"),
-    "llama.rope.scaling.yarn_ext_factor": only(0, -1),
-    "llama.attention.causal": only(True),
-    **only(False).of("llama.use_parallel_residual llama.swin_norm"),
-    "llama.hidden_activation": only("silu", "swish"),
-    "general.sampling.penalty_repeat": advice(1),
-    **advice(0).of("""
+    "general.sampling.penalty_repeat": advice(_ONE),
+    **advice(OFF).of("""
         general.sampling.min_p general.sampling.mirostat general.sampling.xtc_probability
     """),
-    # Of YaRN, of experts, windows and other norms, where there are none; of embeddings; whose the
-    # file is, how it was quantised, the authors' decoder arguments.
-    **NO_EFFECT.of("""
-        llama.rope.scaling.original_context_length llama.rope.scaling.finetuned
-        llama.rope.scaling.yarn_beta_* llama.rope.freq_base_swa llama.rope.dimension_count_swa
-        llama.pooling_type llama.tensor_data_layout llama.attention.layer_norm_epsilon
-        llama.attention.group_norm_* llama.expert_feed_forward_length llama.expert_weights_*
-        llama.expert_gating_func llama.router_logit_softcapping split.tensors.count general.*
-        quantize.* imatrix.* tokenizer.*
-    """),
+    # Whose the file is, how it was quantised, the authors' decoder arguments.
+    **NO_EFFECT.of("split.tensors.count general.* quantize.* imatrix.* tokenizer.*"),
 }
 """Of GGUF files, except for the tokenizer's."""
 
+_GGML: Table = {
+    "tokens": strings("entries"),
+    "merges": strings("merges"),
+    "token_type": given("kinds"),
+    "bos_token_id": integer("start", -1, default=None),
+    "eos_token_id": integer("stop", -1, default=None),
+    "eot_token_id": integer("turn_stop", -1, default=None),
+    "eom_token_id": integer("message_stop", -1, default=None),
+    "add_bos_token": boolean("is_started"),
+    **OFF.of("""
+        add_eos_token add_sep_token add_space_prefix remove_extra_whitespaces normalizer.*
+        suppress_tokens precompiled_charsmap
+    """),
+    # In the table above; of other kinds of tokenizer and of filling in the middle.
+    **NO_EFFECT.of("model pre scores token_type_count *_token_id"),
+}
+
 GGUF_TOKENIZER: Table = {
-    "tokenizer.ggml.tokens": strings("entries"),
-    "tokenizer.ggml.merges": strings("merges"),
-    "tokenizer.ggml.token_type": given("kinds"),
-    "tokenizer.ggml.bos_token_id": integer("start", -1, default=None),
-    "tokenizer.ggml.eos_token_id": integer("stop", -1, default=None),
-    "tokenizer.ggml.eot_token_id": integer("turn_stop", -1, default=None),
-    "tokenizer.ggml.eom_token_id": integer("message_stop", -1, default=None),
-    "tokenizer.ggml.add_bos_token": boolean("is_started"),
-    **only(False).of("""
-        tokenizer.ggml.add_eos_token tokenizer.ggml.add_sep_token tokenizer.ggml.add_space_prefix
-        tokenizer.ggml.remove_extra_whitespaces tokenizer.ggml.normalizer.*
-    """),
-    **only([]).of("tokenizer.ggml.suppress_tokens tokenizer.ggml.precompiled_charsmap"),
-    # In the table of the network; of other kinds of tokenizer, of filling in the middle, of chats.
-    **NO_EFFECT.of("""
-        tokenizer.ggml.model tokenizer.ggml.pre tokenizer.ggml.scores
-        tokenizer.ggml.token_type_count tokenizer.ggml.*_token_id tokenizer.huggingface.json
-        tokenizer.rwkv.world tokenizer.chat_template*
-    """),
+    **{f"tokenizer.ggml.{key}": field for key, field in _GGML.items()},
+    **NO_EFFECT.of("tokenizer.huggingface.json tokenizer.rwkv.world tokenizer.chat_template*"),
 }
 """Of the tokenizer in a GGUF file, read with the prefix `tokenizer.`."""

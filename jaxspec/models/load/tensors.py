@@ -28,6 +28,27 @@ from jaxspec.models.llama import (
 from jaxspec.models.load.fields import CheckpointError, Values, wrapped
 from jaxspec.models.load.metadata import MOST_HEAD_WIDTH
 
+_LAYER, _BLOCK = "model.layers.{layer}.", "blk.{layer}."
+
+TENSORS: Mapping[str, tuple[str, str]] = {
+    "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
+    "norm": ("model.norm.weight", "output_norm.weight"),
+    "head": ("lm_head.weight", "output.weight"),
+    "attention_norm": (f"{_LAYER}input_layernorm.weight", f"{_BLOCK}attn_norm.weight"),
+    "query": (f"{_LAYER}self_attn.q_proj.weight", f"{_BLOCK}attn_q.weight"),
+    "key": (f"{_LAYER}self_attn.k_proj.weight", f"{_BLOCK}attn_k.weight"),
+    "value": (f"{_LAYER}self_attn.v_proj.weight", f"{_BLOCK}attn_v.weight"),
+    "output": (f"{_LAYER}self_attn.o_proj.weight", f"{_BLOCK}attn_output.weight"),
+    "hidden_norm": (f"{_LAYER}post_attention_layernorm.weight", f"{_BLOCK}ffn_norm.weight"),
+    "gate": (f"{_LAYER}mlp.gate_proj.weight", f"{_BLOCK}ffn_gate.weight"),
+    "up": (f"{_LAYER}mlp.up_proj.weight", f"{_BLOCK}ffn_up.weight"),
+    "down": (f"{_LAYER}mlp.down_proj.weight", f"{_BLOCK}ffn_down.weight"),
+    "query_bias": (f"{_LAYER}self_attn.q_proj.bias", ""),
+    "key_bias": (f"{_LAYER}self_attn.k_proj.bias", ""),
+    "value_bias": (f"{_LAYER}self_attn.v_proj.bias", ""),
+}
+"""By field of the parameters, names in Hugging Face checkpoints and in GGUF files ("": none)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
@@ -35,12 +56,11 @@ class Rope:
 
     Attributes:
       base: see `rope_frequencies`.
-      factor: by how much the context grew; frequencies are divided by it.
-      low: a frequency that turns at most `low` times within the old context is divided by `factor`,
-        one that turns at least `high` times is unchanged, and between them the result is
-        interpolated linearly. None divides all.
-      high: turns, more than `low`.
-      context: positions of the old context.
+      factor: frequencies are divided by it.
+      low: frequencies with more turns than this within `context` positions are divided by less, from
+        `high` turns on not at all, with linear interpolation between. None divides all.
+      high: see `low`.
+      context: see `low`.
       divisors: further divisors of each frequency; None for none.
 
     >>> Rope(base=1e4, factor=8, low=1, high=4, context=1000).frequencies(8)
@@ -73,7 +93,9 @@ def head_width(values: Values) -> int:
     if values["head_width"] is None:
         width, rest = divmod(values["width"], heads := values["heads"])
         if rest or width % 2 or not 0 < width <= MOST_HEAD_WIDTH:
-            raise values.error("width", f"not {values.keys['heads']} {heads} times an even width")
+            raise values.error(
+                "width", f"not {values.keys_of['heads']} {heads} times an even width"
+            )
         return width
     if values["head_width"] % 2:
         raise values.error("head_width", "must be even")
@@ -81,11 +103,7 @@ def head_width(values: Values) -> int:
 
 
 def network_config(values: Values, rope: Rope, **fields: Any) -> LlamaConfig:
-    """Return the sizes of a network: those of a file, or, of the same names, `fields`.
-
-    Raises:
-      CheckpointError: a sliding window shorter than the context, or sizes that do not fit together.
-    """
+    """Return the sizes of a network: those of a file, or, of the same names, `fields`."""
     window, width = values["window"], head_width(values)
     if window and window < (values["max_context"] or math.inf):
         raise values.error("window", "shorter than the context: this package has no windows")
@@ -99,7 +117,7 @@ def network_config(values: Values, rope: Rope, **fields: Any) -> LlamaConfig:
         "norm_epsilon",
         "max_context",
     )
-    sizes: dict[str, Any] = {**{name: values.values.get(name) for name in names}, **fields}
+    sizes: dict[str, Any] = {**{name: values.get(name) for name in names}, **fields}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
     with wrapped(values.path):
         return LlamaConfig(head_width=width, rope_frequencies=rope.frequencies(width), **sizes)
@@ -112,19 +130,15 @@ def params_from_tensors(
     dtype: Any,
     source: str,
 ) -> LlamaParams:
-    """Read the parameters of a network out of named tensors, one at a time.
+    """Read the parameters of a network, one at a time, and convert them to float32 or bfloat16.
 
     Args:
       config: the sizes.
       tensors: for each name a function that reads the tensor.
       layout: for each field of `LlamaParams` and `LlamaLayer` the name of its tensor, with `{layer}`
         for the number of a layer.
-      dtype: float32 or bfloat16, what they are converted to.
+      dtype: float32 or bfloat16.
       source: the file, for messages.
-
-    Raises:
-      CheckpointError: a tensor is missing, unused, or of a wrong shape or type, has an entry that is
-        not finite, or is the head of a tied network, yet not its embedding.
     """
     with wrapped(f"{source}: dtype is {dtype!r}"):
         dtype = jnp.dtype(dtype)

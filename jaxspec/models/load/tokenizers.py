@@ -48,16 +48,11 @@ class TextTokenizer:
           chat_template: how a message is written.
 
         Raises:
-          ValueError: `tokenizer` is something else or cannot be copied, or a start or stop token is
-            not an id of the network.
+          ValueError: `tokenizer` cannot be copied, or a start or stop token is not an id below V.
         """
-        try:
+        wanted = "a tokenizers.Tokenizer without parts written in Python"
+        with wrapped(f"tokenizer is {described(tokenizer)}, must be {wanted}"):
             self._tokenizer = _faithful(tokenizer)
-        except Exception as error:  # the library raises nothing more exact
-            raise ValueError(
-                f"tokenizer is {described(tokenizer)}: must be a tokenizers.Tokenizer without parts "
-                f"written in Python: {error}"
-            ) from error
         self._vocab = vocab
         self.start_tokens = tuple(self._ids(start_tokens, "start token"))
         self.stop_tokens = frozenset(self._ids(stop_tokens, "stop token"))
@@ -94,17 +89,14 @@ class TextTokenizer:
             if not isinstance(text, str):
                 raise
             lost = [letter for letter in dict.fromkeys(text) if not self._takes(letter)]
-            raise ValueError(
-                f"text has characters that the tokenizer has no token for: {shown(lost)}; replace "
-                "them"
-            ) from error
+            what = f"characters that the tokenizer has no token for: {shown(lost)}"
+            raise ValueError(f"text has {what}; replace them") from error
         ids = self._started(encoding) if add_special_tokens else encoding.ids
-        beyond = [token for token in ids if self._vocab is not None and token >= self._vocab]
-        if beyond:
-            raise ValueError(
-                f"text contains {shown(self._tokenizer.id_to_token(beyond[0]))}, token {beyond[0]}, "
-                f"but the network has a vocabulary of {self._vocab}; replace it"
-            )
+        for token in ids:
+            if self._vocab is not None and token >= self._vocab:
+                entry = shown(self._tokenizer.id_to_token(token))
+                has = f"but the network has a vocabulary of {self._vocab}"
+                raise ValueError(f"text contains {entry}, token {token}, {has}; replace it")
         return ids
 
     def _takes(self, text: str) -> bool:
@@ -117,10 +109,7 @@ class TextTokenizer:
     def _started(self, encoding: Any) -> list[int]:
         """Return the ids of an encoding after one set of start tokens."""
         # The mask tells what was put around the text from the same tokens written in it.
-        added = next(
-            (at for at, is_added in enumerate(encoding.special_tokens_mask) if not is_added),
-            len(encoding.ids),
-        )
+        added = [*encoding.special_tokens_mask, 0].index(0)
         start, text = encoding.ids[:added], encoding.ids[added:]
         ours = list(self.start_tokens)
         if start[: len(ours)] != ours:
@@ -146,7 +135,7 @@ class TextTokenizer:
 
 
 def open_tokenizer(path: pathlib.Path) -> Any:
-    """Read a `tokenizer.json` as a `Tokenizer` of the library."""
+    """Read a `tokenizer.json` as a `Tokenizer` of the library, in which no two tokens share an id."""
     assert_file(path)
     from_file = library().Tokenizer.from_file
     with wrapped(f"{path}: not a tokenizer"):

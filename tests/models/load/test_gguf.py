@@ -202,8 +202,8 @@ def test_quantised_weights_are_expanded(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.expert_count": 8}, "llama.expert_count is 8; this package has 0"),
-        ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv is 8.0; this package has 0"),
+        ({"llama.expert_count": 8}, "llama.expert_count is 8; this package has no support"),
+        ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv is 8.0; this package has no support"),
         ({"llama.rope.scaling.attn_factor": 0.7}, r"attn_factor is 0.69\d*; this package has 1"),
         ({"llama.attention.causal": False}, "attention.causal is False; this package has True"),
         ({"split.count": 2}, "split.count is 2; this package has 0 or 1"),
@@ -282,9 +282,9 @@ def test_tensors_that_do_not_fit_the_metadata_are_rejected_by_name(tmp_path):
         ({"token_type": [1] * 7 + [9]}, "token_type is .*, must be 8 kinds from 0 to 6"),
         ({"token_type": [True] * 8}, "token_type is .*, must be 8 kinds"),
         ({"add_bos_token": True}, "add_bos_token is True, yet there is no start token"),
-        ({"add_eos_token": True}, "add_eos_token is True; this package has False"),
-        ({"add_space_prefix": True}, "add_space_prefix is True; this package has False"),
-        ({"suppress_tokens": [3]}, r"suppress_tokens is \[3\]; this package has \[\]"),
+        ({"add_eos_token": True}, "add_eos_token is True; this package has no support"),
+        ({"add_space_prefix": True}, "add_space_prefix is True; this package has no support"),
+        ({"suppress_tokens": [3]}, r"suppress_tokens is \[3\]; this package has no support"),
         ({"eos_token_id": 24}, "eos_token_id is 24, must be an integer from 0 to 23"),
         ({"eos_token_id": [7]}, r"eos_token_id is \[7\], must be an integer"),
     ],

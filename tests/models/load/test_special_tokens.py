@@ -92,7 +92,7 @@ def test_an_end_token_that_the_network_does_not_have_is_rejected_with_its_file(f
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"add_eos_token": True}, "add_eos_token is True; this package has False"),
+        ({"add_eos_token": True}, "add_eos_token is True; this package has no support"),
         ({"split_special_tokens": True}, "split_special_tokens is True"),
         ({"add_bos_token": 1}, "add_bos_token is 1, must be true or false"),
         ({"add_bos_token": True}, "add_bos_token is True, yet there is no start token"),

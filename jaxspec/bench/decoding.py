@@ -333,10 +333,9 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Run]:
     def run(request: Request) -> Run:
         attention = attention_at(request.options["temperature"])
         decoder = Decoder(
-            target=attention.provider(),
+            target=attention,
             drafter=NoDraft(),
             new_tokens=request.options["new_tokens"],
-            score=attention,
         )
         state, _ = decoder.step(decoder.start(request.prompt, request.key))
         start = time.perf_counter()

@@ -27,12 +27,10 @@ from helpers.small import (
 
 import jaxspec as js
 from jaxspec.decode import (
+    CallableTarget,
     CompiledDecoder,
     Decoder,
     Ending,
-    score_batched,
-    score_layered,
-    score_sequential,
 )
 from jaxspec.draft import (
     AdaptiveTree,
@@ -78,22 +76,21 @@ DRAFTERS: dict[str, Callable[[Provider], Drafter]] = {
     "fixed tree": lambda draft: FixedTree(draft, (3, 2)),
     "adaptive tree": lambda draft: AdaptiveTree(draft, POLICY),
 }
-SCORERS = {"sequential": score_sequential, "batched": score_batched, "layered": score_layered}
+GROUPS = ("node", "all", "depth")
 
 
 @pytest.mark.parametrize("bonus", [True, False], ids=["bonus", "no bonus"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_no_model_is_asked_what_comes_after_a_stop_token(name: str, bonus: bool) -> None:
     endings = set()
-    for seed, scorer in enumerate([*SCORERS.values()] * 2):
+    for seed, group in enumerate(GROUPS * 2):
         draft = grammar("draft", 2, 2)
         host = Decoder(
-            grammar("target", 1, 2),
+            CallableTarget(grammar("target", 1, 2), group),
             DRAFTERS[name](draft),
             12,
             bonus,
             frozenset([STOP]),
-            score=scorer,
         )
         state = host.start((0, STOP), jax.random.key(seed))  # one in the prompt stops nothing
         for after, record in host.rounds(state):

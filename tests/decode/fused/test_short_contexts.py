@@ -127,7 +127,7 @@ def test_the_text_fills_a_network_s_cache_and_ends_there(make: Any, bonus: bool)
     attention = CachedNetwork(network, slots=24, chunk=4, transform=Softmax(0.0))
     for length in (3, 20, 21, 22, 23):
         prompt = (1, 2, 0) * 7 + (4, 4, 1)
-        decoder = Decoder(attention.provider(), make(), 64, bonus, score=attention)
+        decoder = Decoder(attention, make(), 64, bonus)
         state = decoder.run(prompt[:length], jax.random.key(0))
         assert (state.finished, len(state.tokens)) == ("capacity", 24)
         assert state.tokens == greedy(prompt[:length], 24 - length)

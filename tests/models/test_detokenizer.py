@@ -48,7 +48,7 @@ def byte_level():
     parts = sorted({whole[a:b] for whole in wholes for a in range(4) for b in range(a + 2, 5)})
     pieces = [*alphabet, *(part for part in parts if len(part) > 1), "<|end|>"]
     entries = list(dict.fromkeys(pieces))
-    return TextTokenizer(byte_level_tokenizer("a file", entries, [], special=["<|end|>"]))
+    return TextTokenizer(byte_level_tokenizer("here", entries, [], special=["<|end|>"]))
 
 
 def llama_like():

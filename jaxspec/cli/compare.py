@@ -40,9 +40,10 @@ from jaxspec.decode import (
     save_rounds,
 )
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
-from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
-from jaxspec.models import decode as text_of
+from jaxspec.models import bundled_pair, bundled_providers, bundled_text, split_text
 from jaxspec.models.provider import Context, Provider
+from jaxspec.models.text import decode as text_of
+from jaxspec.models.text import encode
 from jaxspec.storage import files as records
 
 NEW_TOKENS = 180

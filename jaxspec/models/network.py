@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec.checks import assert_kind, assert_whole, struct
 
@@ -134,6 +135,17 @@ class Keep(Protocol):
           path: int32 [D + 1], increasing, path[i] >= i; -1 after the accepted nodes, where slots
             first + i may hold anything afterwards.
         """
+
+
+def keep_slots(cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
+    """Move slots as `Keep` says, in a cache whose arrays all have their slots on axis 1."""
+    places = jnp.arange(path.shape[0], dtype=jnp.int32)
+    sources = first + jnp.where(path >= 0, path, places)
+
+    def move(slots: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(slots, slots[:, sources], first, axis=1)
+
+    return jax.tree.map(move, cache)
 
 
 class Tokenizer(Protocol):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from helpers.providers import CountingModel
 
-from jaxspec import RowError
 from jaxspec.checks import RowError
 from jaxspec.draft import (
     Capacity,

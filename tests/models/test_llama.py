@@ -1,4 +1,4 @@
-"""The network's cache: blocks, roll-back, trees, moved slots. `test_checkpoint.py` has its logits."""
+"""The network's cache: blocks, roll-back, trees, moved slots. `load/test_huggingface.py` has its logits."""
 
 import dataclasses
 import functools

@@ -18,14 +18,7 @@ import numpy as np
 
 from jaxspec.extras import require
 from jaxspec.models.llama import llama
-from jaxspec.models.load.fields import (
-    CheckpointError,
-    Values,
-    assert_file,
-    read,
-    shown,
-    wrapped,
-)
+from jaxspec.models.load.fields import CheckpointError, Values, assert_file, read, shown, wrapped
 from jaxspec.models.load.gguf_file import StoredTensor, read_header
 from jaxspec.models.load.metadata import GGUF, GGUF_TOKENIZER
 from jaxspec.models.load.special_tokens import start_tokens, token_ids

@@ -41,12 +41,10 @@ class Detokenizer:
       byte among them turns the whole run into replacement characters, as in the `tokenizers` library;
     - the beginning of what a decoder that cleans up spaces may contract (" n" of " n't").
 
-    Text that was returned is never taken back. Where a later token changes it (a prompt that ends
-    inside a character, a decoder with other rules), the next piece begins at the first character that
-    differs: no new text is lost, and the changed part occurs twice.
-
-    A token costs the decoding of at most 64 tokens, however long the text is. Effects of tokens
-    further back than that (a clean-up of dozens of alternating quotes and spaces) may be missed.
+    Returned text is never taken back. Where a later token changes it (a prompt that ends inside a
+    character, a decoder with other rules), the next piece begins at the first character that differs:
+    no new text is lost, and the changed part occurs twice. A token costs the decoding of at most 64
+    tokens; effects of tokens further back (dozens of alternating quotes and spaces) may be missed.
 
     >>> from jaxspec.models import CharacterTokenizer
     >>> detokenizer = Detokenizer(CharacterTokenizer("abc"), prompt=[0])
@@ -62,7 +60,7 @@ class Detokenizer:
           prompt: ids before the text; not returned, but the first tokens' text may depend on them.
 
         Raises:
-          ValueError: the prompt is not a sequence of ids, or the tokenizer's `decode` rejects one.
+          ValueError: the prompt is not a sequence of ids, or `decode` rejects one.
         """
         self._decode = tokenizer.decode
         byte_of = _bytes_of(tokenizer)
@@ -109,8 +107,7 @@ class Detokenizer:
         settled = text[: self._settled(text)]
         piece = self._settle(settled)
         if piece and settled == text:
-            # The newest tokens are the next ones' context, if they are more than spaces: a decoder
-            # may strip several of these from a beginning.
+            # The newest tokens are the next ones' context, unless a decoder may strip them all.
             context = self._decode(self._window[self._last :])
             if context.strip():
                 self._window, text, self._shown = self._window[self._last :], context, context

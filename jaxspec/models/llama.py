@@ -236,7 +236,7 @@ def llama(
       tokenizer: its tokenizer.
 
     Raises:
-      ValueError: a weight whose shape does not fit the sizes.
+      ValueError: naming a weight whose shape does not fit the sizes.
     """
     check_shapes(config, params)
     return LanguageModel(
@@ -253,17 +253,11 @@ def llama(
 
 
 def in_panels(model: LanguageModel) -> LanguageModel:
-    """Store the matrices of a small Llama network as `Panels`, to decode one sequence on a CPU.
+    """Store the matrices of a small network made by `llama` as `Panels`, for one sequence on a CPU.
 
     Its logits stay the same up to rounding. If its weights fit the CPU's shared cache, a block of a
-    few draft tokens is scored about twice as fast. A network that is read from memory gains nothing,
-    and large batches lose.
-
-    Args:
-      model: a network made by `llama`.
-
-    Returns:
-      The network in panels; the network as it is if JAX does not run on a CPU.
+    few draft tokens is scored about twice as fast; a network that is read from memory gains nothing,
+    and large batches lose. On other devices the network is returned as it is.
 
     Raises:
       ValueError: a network of another kind.

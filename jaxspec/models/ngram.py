@@ -23,19 +23,12 @@ from jaxspec.models.text import TextError, assert_none, encode, token_ids
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ContextTable:
-    """What followed each context of one length: C contexts, E pairs (context, next symbol).
+    """What followed each context of one length: C contexts, E pairs (context, next symbol)."""
 
-    Attributes:
-      codes: int64 [C], strictly increasing: `parent * V + older`; the empty context has code 0.
-      starts: int64 [C + 1]: the pairs of c are `starts[c]` to `starts[c + 1]`, at least one.
-      symbols: int32 [E]: next symbols, strictly increasing within a context.
-      counts: int32 [E]: how often each pair was seen, at least 1.
-    """
-
-    codes: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    symbols: npt.NDArray[np.int32]
-    counts: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int64]  # [C], increasing: parent * V + older; 0 for the empty context
+    starts: npt.NDArray[np.int64]  # [C + 1]: the pairs of c are starts[c] to starts[c + 1]
+    symbols: npt.NDArray[np.int32]  # [E]: next symbols, increasing within a context
+    counts: npt.NDArray[np.int32]  # [E]: how often each pair was seen, at least 1
 
 
 # Witten-Bell and not interpolated Kneser-Ney: on the bundled text they are equal up to order 4
@@ -114,12 +107,9 @@ class NGram:
         return self.rows(context)
 
     def truncated(self, order: int) -> "NGram":
-        """Return the model of a lower order, which shares this one's tables.
+        """Return the model of a lower order, from 0 (uniform) on, which shares this one's tables.
 
         Its rows are those of `fit_ngram` at that order on the same text, bit for bit.
-
-        Args:
-          order: from 0, the uniform model, to this model's order.
 
         Raises:
           TextError: an order that was not counted.
@@ -130,9 +120,6 @@ class NGram:
 
     def provider(self, name: str) -> Provider:
         """Return the model as a provider; all contexts of a call are looked up at once.
-
-        Args:
-          name: the model's id in records.
 
         >>> model = fit_ngram("abab", 2).provider("ab")
         >>> rows, usage = model.rows([(0, 1), (0,)])
@@ -182,7 +169,7 @@ def fit_ngram(text: str, order: int, alphabet: str | None = None) -> NGram:
     """Count the n-grams of a text up to an order.
 
     Every position counts once at each context length that fits before it. A target and a draft must
-    share one alphabet: fit both with the same, or take the shorter by `NGram.truncated`.
+    share one alphabet: fit both with the same, or use `NGram.truncated`.
 
     Args:
       text: at least `order` characters, and at least one.
@@ -190,8 +177,7 @@ def fit_ngram(text: str, order: int, alphabet: str | None = None) -> NGram:
       alphabet: sorted distinct symbols; those of the text unless given.
 
     Raises:
-      TextError: a text too short, a symbol outside the alphabet, an alphabet that is not sorted
-        distinct symbols, or a negative order.
+      TextError: a text too short, a symbol outside the alphabet, or an invalid alphabet or order.
 
     >>> model = fit_ngram("abracadabra", 3)
     >>> model.alphabet, [len(table.codes) for table in model.tables]

@@ -27,14 +27,14 @@ from jaxspec.audit.brief import brief
 from jaxspec.audit.law import UNITS, Progress, search
 from jaxspec.audit.rounds import causal_nodes
 from jaxspec.checks import assert_whole
-from jaxspec.decode import Decoder, DecodeState, Scores
+from jaxspec.decode import Decoder, DecodeState, Scores, Target, as_target
 from jaxspec.draft import Draft
 from jaxspec.draws import Draws
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models.provider import Context, Provider, check_context
 from jaxspec.proposals import Proposal
 from jaxspec.rows import TILE
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree
+from jaxspec.trees import Tree, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
 
 _TOGETHER = 32
@@ -148,7 +148,7 @@ def _within(
 
 @moves_data
 def target_law(
-    target: Provider,
+    target: Target | Provider,
     prompt: Context,
     length: int,
     *,
@@ -160,7 +160,8 @@ def target_law(
       ValueError: `length` is below 0, or the target rejects the prompt.
     """
     assert_whole("length", length, 0)
-    prompt = target.check_context(prompt)
+    target = as_target(target)
+    prompt = check_context(target.name, target.vocab, prompt)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}
@@ -168,7 +169,8 @@ def target_law(
             if text and text[-1] in stop_tokens:
                 longer[text] = mass
                 continue
-            (row,), _ = target.rows([(*prompt, *text)])
+            context = (*prompt, *text)
+            row = target.rows(make_tree(context[-1:], [-1]), context, bonus=True).rows[0]
             exact = row.astype(np.float64)
             for token, share in enumerate((exact / exact.sum()).tolist()):
                 if share > 0:

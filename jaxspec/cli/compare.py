@@ -34,16 +34,16 @@ from jaxspec.decode import (
     CachedNetwork,
     Decoder,
     RoundRecord,
-    Scorer,
+    Target,
     chances_of,
     metrics_of,
     save_rounds,
-    score_batched,
 )
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
-from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
-from jaxspec.models import decode as text_of
+from jaxspec.models import bundled_pair, bundled_providers, bundled_text, split_text
 from jaxspec.models.provider import Context, Provider
+from jaxspec.models.text import decode as text_of
+from jaxspec.models.text import encode
 from jaxspec.storage import files as records
 
 NEW_TOKENS = 180
@@ -200,14 +200,12 @@ class Models:
       target: the target.
       draft: the draft.
       alphabet: the characters that are their tokens.
-      score: who asks the target.
       max_context: most characters of a text; None for no limit.
     """
 
-    target: Provider
+    target: Target | Provider
     draft: Provider
     alphabet: str
-    score: Scorer = score_batched
     max_context: int | None = None
 
 
@@ -221,10 +219,9 @@ def models_of(name: str) -> Models:
     assert slots is not None and network.tokenizer is not None
     attention = CachedNetwork(network, slots=slots + AdaptiveTreePolicy().max_nodes)
     return Models(
-        target=attention.provider(),
+        target=attention,
         draft=CachedNetwork(smaller, slots=slots, chunk=4).provider(),
         alphabet="".join(network.tokenizer.pieces),
-        score=attention,
         max_context=slots,
     )
 
@@ -250,7 +247,6 @@ def decode_all(
     plain = Decoder(
         target=models.target,
         new_tokens=new_tokens,
-        score=models.score,
         max_context=models.max_context,
     )
     drafters: dict[str, Drafter] = {

@@ -4,7 +4,7 @@ from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import Ending
 from jaxspec.decode.compiled import CompiledDecoder
 from jaxspec.decode.compiled_state import BatchState, DecodedText, Source, texts_of
-from jaxspec.decode.host import DecodeError, Decoder, LimitedScorer, Scorer
+from jaxspec.decode.host import DecodeError, Decoder
 from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
 from jaxspec.decode.rounds import (
     Difference,
@@ -15,17 +15,12 @@ from jaxspec.decode.rounds import (
     save_rounds,
 )
 from jaxspec.decode.state import DecodeState, RoundSummary, load_state, save_state
-from jaxspec.decode.target import (
-    Scores,
-    node_contexts,
-    score_batched,
-    score_layered,
-    score_sequential,
-)
+from jaxspec.decode.target import CallableTarget, Scores, Target, as_target, node_contexts
 
 __all__ = (
     "BatchState",
     "CachedNetwork",
+    "CallableTarget",
     "CompiledDecoder",
     "DecodeError",
     "DecodeState",
@@ -33,14 +28,14 @@ __all__ = (
     "Decoder",
     "Difference",
     "Ending",
-    "LimitedScorer",
     "Metrics",
     "Rate",
     "RoundRecord",
     "RoundSummary",
-    "Scorer",
     "Scores",
     "Source",
+    "Target",
+    "as_target",
     "chances_of",
     "differences",
     "load_rounds",
@@ -50,8 +45,5 @@ __all__ = (
     "replay_round",
     "save_rounds",
     "save_state",
-    "score_batched",
-    "score_layered",
-    "score_sequential",
     "texts_of",
 )

@@ -6,14 +6,14 @@ what it was, and the round can be run again.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_bool, assert_function, assert_kind, assert_length
+from jaxspec.checks import assert_bool, assert_kind, assert_length
 from jaxspec.decode import request as requests
 from jaxspec.decode.commit import (
     UNLIMITED,
@@ -25,12 +25,12 @@ from jaxspec.decode.commit import (
 )
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary, start_state
-from jaxspec.decode.target import Scores, score_batched
+from jaxspec.decode.target import Scores, Target, as_target
 from jaxspec.draft import cut, cut_below, node_rows
 from jaxspec.draft.bounds import Bounds
 from jaxspec.draft.host import Draft, Drafter, NoDraft, assert_drafter, takes_bounds
 from jaxspec.draws import round_draws
-from jaxspec.models.provider import Provider
+from jaxspec.models.provider import Provider, check_context
 from jaxspec.proposals import Proposal, propose
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
@@ -43,17 +43,6 @@ _FINISHED: dict[Ending, Literal["budget", "stop", "capacity"] | None] = {
     Ending.CAPACITY: "capacity",
 }
 
-Scorer = Callable[..., Scores]
-"""One of the functions of `jaxspec.decode`, or another with their arguments."""
-
-
-@runtime_checkable
-class LimitedScorer(Protocol):
-    """A scorer that has room for small trees only, such as `jaxspec.decode.CachedNetwork`."""
-
-    def room_after(self, length: int) -> int:
-        """Return how many nodes a tree may have room for after a context of so many tokens."""
-
 
 class DecodeError(RuntimeError):
     """A round decided on no token; the state before it is intact."""
@@ -64,7 +53,7 @@ class Decoder:
     """Decodes a text that has exactly the target's law.
 
     Attributes:
-      target: the model whose law the text has.
+      target: the model whose law the text has: a `Target`, or a `Provider`.
       drafter: who proposes; default nobody, plain autoregressive decoding.
       new_tokens: how many tokens to emit, unless a stop token or the capacity ends the text before.
       bonus: whether a fully accepted path is followed by one more token of the target.
@@ -72,21 +61,18 @@ class Decoder:
         what comes after it.
       max_context: most tokens of prompt and text together; None for no limit but the target's own
         (`Provider.max_context`). A draft of shorter context is asked as long as it can be.
-      score: how the target is asked for the rows of a tree.
     """
 
-    target: Provider
+    target: Target | Provider
     drafter: Drafter = NoDraft()
     new_tokens: int = 64
     bonus: bool = True
     stop_tokens: frozenset[int] = frozenset()
     max_context: int | None = None
-    score: Scorer = score_batched
 
     def __post_init__(self) -> None:
         """Raise ValueError for arguments of another kind, and for tokens of another vocabulary."""
-        wanted = "a jaxspec.models.provider.Provider(name, vocab, ask)"
-        assert_kind("target", self.target, Provider, wanted)
+        as_target(self.target)
         assert_drafter(self.drafter)
         draft = self.drafter.draft
         if draft is not None and draft.vocab != self.target.vocab and not self._bounds_are_taken:
@@ -100,8 +86,6 @@ class Decoder:
         requests.stop_ids(self.stop_tokens, self.target.vocab)
         if self.max_context is not None:
             assert_length("max_context", self.max_context)
-        wanted = "a function of jaxspec.decode, such as score_batched"
-        assert_function("score", self.score, wanted)
 
     def describe(self) -> dict[str, Any]:
         """Say in plain values what decides the text, for snapshots and records."""
@@ -127,7 +111,9 @@ class Decoder:
           ValueError: the prompt is empty, too long for `max_context`, or holds something that is
             not a token of the vocabulary; or the key is not one typed key.
         """
-        tokens = self.target.check_context(requests.tokens_of("the prompt", prompt))
+        tokens = check_context(
+            self.target.name, self.target.vocab, requests.tokens_of("the prompt", prompt)
+        )
         if len(tokens) > self._capacity:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens, max_context is {self._capacity}"
@@ -180,10 +166,7 @@ class Decoder:
             draft = self.drafter.propose(state.tokens, depth, pairs, self._bounds)
         else:
             draft = self.drafter.propose(state.tokens, depth, pairs)
-        nodes = UNLIMITED
-        if isinstance(self.score, LimitedScorer):
-            nodes = max(self.score.room_after(length), 1)
-        return self._within(draft, depth, nodes)
+        return self._within(draft, depth, max(self._target.room_after(length), 1))
 
     def score_draft(self, state: DecodeState, draft: Draft) -> Scores:
         """Ask for the target's rows of a draft.
@@ -202,10 +185,9 @@ class Decoder:
         if is_cut:
             tree, kept = jax.device_get(_cut(tree, jnp.asarray(~is_stop)))
             nodes = kept[kept >= 0]
-        if isinstance(self.score, LimitedScorer):
-            tree = _narrowed(tree, max(self.score.room_after(len(state.tokens)), 1))
-        scores = self.score(self.target, tree, state.tokens, bonus=self.bonus)
-        assert_kind("what score returned", scores, Scores, "a jaxspec.decode.Scores(...)")
+        tree = _narrowed(tree, max(self._target.room_after(len(state.tokens)), 1))
+        scores = self._target.rows(tree, state.tokens, bonus=self.bonus)
+        assert_kind("what target.rows returned", scores, Scores, "a jaxspec.decode.Scores(...)")
         if len(scores.rows) == len(tokens) and not is_cut:
             return scores
         rows = np.zeros((len(tokens), self.target.vocab), np.float32)
@@ -277,6 +259,10 @@ class Decoder:
         while not state.finished:
             state, _ = self.step(state)
         return state
+
+    @functools.cached_property
+    def _target(self) -> Target:
+        return as_target(self.target)
 
     @functools.cached_property
     def _stops(self) -> frozenset[int]:

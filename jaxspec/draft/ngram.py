@@ -10,8 +10,7 @@ from jaxspec.checks import assert_kind, struct
 from jaxspec.draft.base import Modelless, NetworkDraft, View
 from jaxspec.draft.shape import Shaped
 from jaxspec.models import NGram
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.proposals import PointMass
 from jaxspec.verify import RULES, Rule
@@ -24,7 +23,7 @@ class Ranking:
     """The most probable tokens after every context of one length that was counted.
 
     Attributes:
-      codes: int32 [C], as in `jaxspec.models.ContextTable`.
+      codes: int32 [C], as in `jaxspec.models.ngram.ContextTable`.
       tokens: int32 [C, K], by falling probability.
     """
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.providers import CountingModel
 
 from jaxspec.checks import RowError
 from jaxspec.draft import (
@@ -21,25 +22,12 @@ from jaxspec.draft import (
     top_k,
 )
 from jaxspec.models import fit_ngram
-from jaxspec.models.provider import Answer, Context, NonFiniteRowError, Provider, Query, Usage
+from jaxspec.models.provider import Context, Provider, Usage
 
 
-class Asked:
-    """A draft model that notes the contexts of each call."""
-
-    def __init__(self, vocab: int, row: Callable[[Context], Any]) -> None:
-        self.calls: list[list[Context]] = []
-        self.row = row
-        self.batched = Provider("draft", vocab, self._many, is_batched=True)
-        self.single = Provider("draft", vocab, self._one)
-
-    def _many(self, queries: list[Query]) -> list[Answer]:
-        self.calls.append([query.context for query in queries])
-        return [Answer(query.id, self.row(query.context)) for query in queries]
-
-    def _one(self, context: Context) -> Any:
-        self.calls.append([context])
-        return self.row(context)
+def Asked(vocab: int, row: Callable[[Context], Any]) -> CountingModel:  # noqa: N802
+    """A draft model that records the contexts of each call."""
+    return CountingModel("draft", row, vocab=vocab)
 
 
 def never(vocab: int = 3) -> Provider:
@@ -372,7 +360,7 @@ def test_a_draft_with_a_bad_row_fails_with_its_context_and_can_be_asked_again() 
         return [np.nan, 1, 0] if is_broken[0] and context == (2, 0) else toy_row(context)
 
     draft = Asked(3, row).batched
-    with pytest.raises(NonFiniteRowError, match=r"draft: row for context \(2, 0\): entry 0 is nan"):
+    with pytest.raises(RowError, match=r"draft: row for context \(2, 0\): entry 0 is nan"):
         build_top_k(draft, [2], widths=[2, 1])
     is_broken[0] = False
     assert len(nodes_of(build_top_k(draft, [2], widths=[2, 1]))) == 5

@@ -61,7 +61,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
             "bonus",
             "stop_tokens",
             "max_context",
-            "score",
         )
     },
     "start(prompt)": lambda x: PLAIN.start(x, KEY),

@@ -23,37 +23,28 @@ from helpers.toys import (
 
 import jaxspec as js
 from jaxspec.decode import (
+    CallableTarget,
     DecodeError,
     Decoder,
     DecodeState,
     Metrics,
     Rate,
-    Scorer,
     metrics_of,
-    score_batched,
-    score_layered,
-    score_sequential,
 )
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, SampledPath
 from jaxspec.models import bundled_ngrams
 from jaxspec.models.provider import (
     Answer,
+    AnswerError,
     Context,
-    NonFiniteRowError,
     Provider,
     Query,
-    ReorderedRowError,
-    RowWidthError,
     Softmax,
 )
 
 PROMPT = (0,)
 KEY = jax.random.key(0)
-SCORERS: dict[str, Scorer] = {
-    "sequential": score_sequential,
-    "batched": score_batched,
-    "layered": score_layered,
-}
+GROUPS = ("node", "all", "depth")
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 with_and_without_bonus = pytest.mark.parametrize("bonus", [True, False], ids=["bonus", "no bonus"])
 
@@ -146,22 +137,22 @@ ALL_RIGHT = {
 
 @pytest.mark.parametrize(("kind", "bonus"), ALL_RIGHT)
 @pytest.mark.parametrize("is_batched", [False, True], ids=["single", "batched provider"])
-@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("group", GROUPS)
 def test_the_counts_are_those_worked_out_by_hand(
-    kind: str, bonus: bool, is_batched: bool, scorer: str
+    kind: str, bonus: bool, is_batched: bool, group: Any
 ) -> None:
     by_hand = ALL_RIGHT[kind, bonus]
     for name in ("path by token", "path by block") if kind == "path" else (kind,):
         p = Model("target", counting_up, is_batched=is_batched)
         right = counting_up if kind == "path" else likely_up
         q = Model("draft", right, is_batched=is_batched)
-        decoder = Decoder(p.provider, DRAFTERS[name](q.provider), 7, bonus, score=SCORERS[scorer])
+        decoder = Decoder(CallableTarget(p.provider, group), DRAFTERS[name](q.provider), 7, bonus)
         state = decoder.run(PROMPT, KEY)
         assert state.new_tokens == (1, 2, 0, 1, 2, 0, 1)
         counted = metrics_of(state.rounds)
 
-        batches = by_hand.target_layers if scorer == "layered" else by_hand.rounds
-        calls = batches if is_batched and scorer != "sequential" else by_hand.target_queries
+        batches = by_hand.target_layers if group == "depth" else by_hand.rounds
+        calls = batches if is_batched and group != "node" else by_hand.target_queries
         assert counted.rounds == by_hand.rounds
         assert counted.target_queries == by_hand.target_queries == len(p.asked)
         assert counted.target_calls == calls == len(p.calls)
@@ -410,9 +401,7 @@ def test_a_step_is_its_parts_proposal_scores_verdict_commit(name: str, bonus: bo
         after, record = decoder.step(state)
         draws = round_draws(KEY, decoder.drafter.max_nodes, len(state.tokens) - 1)
         made = decoder.propose(state, draws.draft)
-        scores = decoder.score(
-            decoder.target, made.proposal.tree, state.tokens, bonus=decoder.bonus
-        )
+        scores = decoder.score_draft(state, made)
         np.testing.assert_array_equal(record.target_rows, scores.rows)
         verdict = decoder.drafter.rule.verify(draws.verify, made.proposal, scores.rows, bonus)
         assert decoder.commit(state, made, scores, jax.device_get(verdict)) == after
@@ -457,8 +446,8 @@ def lost(row: Any) -> Any:
 
 
 FAILURES: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
-    "wrong shape": (wrong_shape, RowWidthError),
-    "NaN": (not_a_number, NonFiniteRowError),
+    "wrong shape": (wrong_shape, js.RowError),
+    "NaN": (not_a_number, js.RowError),
     "exception": (lost, LostError),
 }
 
@@ -512,7 +501,7 @@ def test_rows_out_of_order_are_refused_and_the_state_goes_on_once_they_are_in_or
     bad = Provider(failing, VOCAB, backwards, is_batched=True)
     drafter = DRAFTERS["fixed tree"](bad if failing == "draft" else draft().provider)
     decoder = Decoder(bad if failing == "target" else target().provider, drafter, 8)
-    state = run_until_it_fails(decoder, ReorderedRowError)
+    state = run_until_it_fails(decoder, AnswerError)
     is_mended = True
     assert decoder.resume(state) == decoder.run(PROMPT, KEY)
 
@@ -520,7 +509,7 @@ def test_rows_out_of_order_are_refused_and_the_state_goes_on_once_they_are_in_or
 def test_an_error_says_which_model_which_context_and_which_value() -> None:
     bad = Model("target", lambda context: not_a_number([0.5, 0.25, 0.25]))
     decoder = Decoder(bad.provider, new_tokens=2)
-    with pytest.raises(NonFiniteRowError, match=r"target: row for context \(0,\): entry 1 is nan"):
+    with pytest.raises(js.RowError, match=r"target: row for context \(0,\): entry 1 is nan"):
         decoder.run(PROMPT, KEY)
 
 
@@ -529,7 +518,7 @@ def test_a_round_that_decides_on_nothing_is_an_error_that_says_why() -> None:
     state = decoder.start(PROMPT, KEY)
     _, record = decoder.step(state)
     made = decoder.propose(state, record.draws.draft)
-    scores = decoder.score(decoder.target, made.proposal.tree, state.tokens, bonus=True)
+    scores = decoder.score_draft(state, made)
     nothing = js.Verdict(
         tokens=np.array([-1]),
         num_tokens=np.int32(0),

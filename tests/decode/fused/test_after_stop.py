@@ -27,12 +27,10 @@ from helpers.small import (
 
 import jaxspec as js
 from jaxspec.decode import (
+    CallableTarget,
     CompiledDecoder,
     Decoder,
     Ending,
-    score_batched,
-    score_layered,
-    score_sequential,
 )
 from jaxspec.draft import (
     AdaptiveTree,
@@ -44,6 +42,7 @@ from jaxspec.draft import (
     model_path,
     node_rows,
 )
+from jaxspec.models.network import Block
 from jaxspec.models.provider import Context, Provider
 
 STOP = 2
@@ -77,22 +76,21 @@ DRAFTERS: dict[str, Callable[[Provider], Drafter]] = {
     "fixed tree": lambda draft: FixedTree(draft, (3, 2)),
     "adaptive tree": lambda draft: AdaptiveTree(draft, POLICY),
 }
-SCORERS = {"sequential": score_sequential, "batched": score_batched, "layered": score_layered}
+GROUPS = ("node", "all", "depth")
 
 
 @pytest.mark.parametrize("bonus", [True, False], ids=["bonus", "no bonus"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_no_model_is_asked_what_comes_after_a_stop_token(name: str, bonus: bool) -> None:
     endings = set()
-    for seed, scorer in enumerate([*SCORERS.values()] * 2):
+    for seed, group in enumerate(GROUPS * 2):
         draft = grammar("draft", 2, 2)
         host = Decoder(
-            grammar("target", 1, 2),
+            CallableTarget(grammar("target", 1, 2), group),
             DRAFTERS[name](draft),
             12,
             bonus,
             frozenset([STOP]),
-            score=scorer,
         )
         state = host.start((0, STOP), jax.random.key(seed))  # one in the prompt stops nothing
         for after, record in host.rounds(state):
@@ -244,9 +242,10 @@ def test_with_stop_tokens_the_compiled_text_is_that_of_the_host_loop(name: str) 
 
 
 def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
-        logits, cache = TARGET.forward(params, tokens, positions, mask, cache, at)
-        return jnp.where((tokens == 1)[:, None] & (positions > 3)[:, None], jnp.nan, logits), cache
+    def forward(params: Any, cache: Any, block: Block) -> Any:
+        logits, cache = TARGET.forward(params, cache, block)
+        is_after_stop = (block.tokens == 1) & (block.positions > 3)
+        return jnp.where(is_after_stop[:, None], jnp.nan, logits), cache
 
     ended = dataclasses.replace(TARGET, forward=forward)
     path = CompiledDecoder(ended, model_path(DRAFT, 3), max_length=LENGTH, prefill_width=4)

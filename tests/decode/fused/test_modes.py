@@ -51,7 +51,7 @@ def test_tree_attention_gives_the_same_rows() -> None:
     def rows() -> np.ndarray:
         attention = CachedNetwork(TARGET, slots=20, chunk=4)
         tree = js.make_tree([4, 0, 1, 2], [-1, 0, 0, 1], max_nodes=6)
-        return attention(attention.provider(), tree, [3, 1, 4], bonus=True).rows
+        return attention.rows(tree, [3, 1, 4], bonus=True).rows
 
     narrow = rows()
     with jax.enable_x64(True):

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.networks import tree_block
 
 import jaxspec as js
 from jaxspec.decode import CachedNetwork, Decoder, node_contexts
 from jaxspec.draft import FixedTree
-from jaxspec.models.load.tunix import from_tunix
-from jaxspec.models.network import CacheError
+from jaxspec.models import from_tunix
+from jaxspec.models.network import Block, CacheError
 from jaxspec.models.provider import Provider, Softmax
-from jaxspec.models.tree_attention import chain_mask, score_tree
 
 tunix = pytest.importorskip("tunix", reason="needs google-tunix: the extra tunix")
 # Of the library and of flax, which it uses in ways that flax is about to drop.
@@ -100,7 +100,11 @@ class Network:
         self.module = nnx.merge(graph, params)
         self.model = from_tunix(self.module)
         self.run = jax.jit(self.model.forward)
-        self.score = jax.jit(functools.partial(score_tree, self.model, slots=SLOTS))
+        self.score = jax.jit(
+            lambda params, cache, tree, root: self.model.guarded(
+                params, cache, tree_block(tree, root, SLOTS)
+            )
+        )
         self.keep = jax.jit(self.model.keep)
 
         @jax.jit
@@ -120,10 +124,8 @@ class Network:
 
     def fed(self, tokens: tuple[int, ...], at: int, cache: Any) -> tuple[np.ndarray, Any]:
         """Run five tokens of a text."""
-        places = at + np.arange(5, dtype=np.int32)
-        mask = np.arange(SLOTS) <= places[:, None]
-        block = np.asarray(tokens, np.int32)
-        logits, cache = self.run(self.model.params, block, places, mask, cache, np.int32(at))
+        block = Block.of_text(np.asarray(tokens, np.int32), np.int32(at), SLOTS)
+        logits, cache = self.run(self.model.params, cache, block)
         return np.asarray(logits), cache
 
     def filled(self) -> Any:
@@ -164,9 +166,7 @@ def test_a_tree_has_the_rows_of_its_paths_and_what_is_kept_is_text(network: Netw
     assert_rows_of_paths(network, kept, (*TEXT[:10], 1, 4, 7))
 
 
-def test_a_block_is_written_where_it_is_told_to_and_forgets_what_stood_there(
-    network: Network,
-) -> None:
+def test_a_block_overwrites_its_slots_and_no_others(network: Network) -> None:
     other = (7, 7, 8, 9, 10)
     longer = network.fed(other, 10, network.filled())[1]
     rows, again = network.fed(other, 4, longer)
@@ -190,8 +190,7 @@ def test_each_sequence_of_a_batch_has_its_own_write_index(llama: Network) -> Non
     cache = llama.filled()
 
     def one(params: Any, tokens: jax.Array, at: jax.Array, cache: Any) -> Any:
-        places = at + jnp.arange(5, dtype=jnp.int32)
-        return llama.model.forward(params, tokens, places, chain_mask(5, at, SLOTS), cache, at)
+        return llama.model.forward(params, cache, Block.of_text(tokens, at, SLOTS))
 
     batched = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None)))
     rows, caches = batched(llama.model.params, blocks, starts, cache)
@@ -205,9 +204,7 @@ def test_each_sequence_of_a_batch_has_its_own_write_index(llama: Network) -> Non
 def test_the_host_loop_gives_the_text_of_plain_greedy_decoding(llama: Network) -> None:
     attention = CachedNetwork(llama.model, slots=SLOTS, chunk=4, transform=Softmax(0))
     rough = Provider("rough", VOCAB, ask=lambda c: llama.logits_after(c[-3:]), transform=Softmax())
-    decoder = Decoder(
-        attention.provider(), FixedTree(rough, widths=(2, 1)), new_tokens=12, score=attention
-    )
+    decoder = Decoder(attention, FixedTree(rough, widths=(2, 1)), new_tokens=12)
     text = TEXT[:3]
     for _ in range(12):
         text = (*text, int(llama.logits_after(text).argmax()))
@@ -216,21 +213,15 @@ def test_the_host_loop_gives_the_text_of_plain_greedy_decoding(llama: Network) -
     assert len(state.rounds) < 12
 
 
-# --- what is refused
-
-
-def test_flash_attention_is_refused() -> None:
+def test_networks_that_ignore_masks_or_take_a_block_only_somewhere_are_rejected() -> None:
     class Qwen2:
         config = type("Config", (), {"use_flash_attention": True})
 
-    with pytest.raises(CacheError, match="flash attention, which looks neither at the mask nor"):
-        from_tunix(Qwen2())
-
-
-def test_a_cache_that_is_not_known_to_take_a_block_anywhere_is_refused() -> None:
     class Gemma4:
         config = None
 
+    with pytest.raises(CacheError, match="flash attention, which ignores the mask"):
+        from_tunix(Qwen2())
     with pytest.raises(CacheError, match="Gemma4 is a Gemma4: only the caches of Gemma, Gemma3, "):
         from_tunix(Gemma4())
     with pytest.raises(CacheError, match="mine is a dict: only"):
@@ -250,7 +241,7 @@ def test_a_sliding_window_limits_blocks_or_the_cache(network: Network) -> None:
         assert network.model.init_cache(1000)["layer_1"]["k"].shape == (1, 1000, 2, 8)
 
 
-def test_vocabulary_dtype_and_names_are_taken_over(network: Network) -> None:
+def test_vocabulary_dtype_and_names_are_those_of_the_network(network: Network) -> None:
     assert network.model.vocab == VOCAB
     assert network.model.takes_trees
     half = from_tunix(network.module, name="half", dtype=jnp.bfloat16, max_context=8)

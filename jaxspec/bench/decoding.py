@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxspec import models
-from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, texts_of
+from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder
 from jaxspec.draft import (
     BestFirstTree,
     FusedDrafter,
@@ -247,9 +247,9 @@ def _measure(
     others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    plain = timed(CompiledDecoder(target, max_length=length))
+    plain = timed(CompiledDecoder(target, max_context=length))
     ways: dict[str, Callable[[Request], Run]] = {
-        name: timed(CompiledDecoder(target, drafter, max_length=length))
+        name: timed(CompiledDecoder(target, drafter, max_context=length))
         for name, drafter in drafters.items()
     }
     ways |= others
@@ -316,7 +316,7 @@ def timed(decoder: CompiledDecoder) -> Callable[[Request], FusedRun]:
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
-        (text,) = texts_of(state)
+        (text,) = state.texts()
         tokens = len(text.new_tokens)
         return FusedRun(seconds=seconds, tokens=tokens, calls=text.rounds, text=text)
 
@@ -332,13 +332,10 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Run]:
 
     def run(request: Request) -> Run:
         attention = attention_at(request.options["temperature"])
-        decoder = Decoder(
-            target=attention.provider(),
-            drafter=NoDraft(),
-            new_tokens=request.options["new_tokens"],
-            score=attention,
-        )
-        state, _ = decoder.step(decoder.start(request.prompt, request.key))
+        decoder = Decoder(attention, NoDraft())
+        budget = request.options["new_tokens"]
+        state = decoder.start(request.prompt, request.key, new_tokens=budget)
+        state, _ = decoder.step(state)
         start = time.perf_counter()
         state = decoder.resume(state)
         seconds = time.perf_counter() - start

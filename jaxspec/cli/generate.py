@@ -169,7 +169,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     max_length = room(args, target, len(prompt))
     drafter = make_drafter(args, target)
     stops = sorted(getattr(tokenizer, "stop_tokens", ()))
-    sizes: dict[str, Any] = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
+    sizes: dict[str, Any] = {"max_context": max_length, "max_stop_tokens": max(4, len(stops))}
     decoder = CompiledDecoder(target, drafter, **sizes)
     options = {
         # Bounded, for the loop keeps numbers of 32 bits; no text is longer, and no rank lower.

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import assert_kind
-from jaxspec.decode.target import Scores, node_contexts, score_batched
+from jaxspec.decode.target import Scores, Target, node_contexts, score_batched
 from jaxspec.models.network import (
     Cache,
     CacheError,
@@ -29,7 +29,7 @@ from jaxspec.transfers import moves_data
 from jaxspec.trees import ROOT, Tree, ancestor_mask, node_depths
 
 
-class CachedNetwork:
+class CachedNetwork(Target):
     """A network as target and draft of the host loop, each tree scored with one forward.
 
     It remembers the text that its cache holds, in whole chunks; asked about another, it feeds the
@@ -94,6 +94,25 @@ class CachedNetwork:
         self.forwards = 0
         self._held: Context = ()  # the token of slot i is entry i
         self._cache: Cache | None = None
+
+    def rows(self, tree: Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
+        """Stub."""
+        return self(self.provider(), tree, context, bonus=bonus)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Stub."""
+        return self.model.name
+
+    @property
+    def vocab(self) -> int:  # type: ignore[override]
+        """Stub."""
+        return self.model.vocab
+
+    @property
+    def max_context(self) -> int:  # type: ignore[override]
+        """Stub."""
+        return self._most
 
     def provider(self, name: str | None = None) -> Provider:
         """Return the network as a model that is asked about one context at a time.

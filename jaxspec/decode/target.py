@@ -8,13 +8,14 @@ nodes of one context (siblings of one token, drawn with replacement) are asked a
 In the shape descriptions N denotes the nodes that a tree has room for, V the vocabulary.
 """
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from jaxspec.checks import TreeError
+from jaxspec.checks import TreeError, assert_kind
 from jaxspec.models.provider import Context, Provider, Usage
 from jaxspec.trees import NONE, ROOT, Tree, assert_tree
 
@@ -199,3 +200,43 @@ def _score(
     for node, context in nodes.items():
         rows[node] = found[context]
     return Scores(rows=rows, usage=usage, batches=batches)
+
+
+class Target(abc.ABC):
+    """Stub."""
+
+    name: str
+    vocab: int
+    max_context: int | None
+
+    @abc.abstractmethod
+    def rows(self, tree: Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
+        """Stub."""
+
+    def room_after(self, length: int) -> int:
+        """Stub."""
+        del length
+        return 2**31 - 1
+
+
+class CallableTarget(Target):
+    """Stub."""
+
+    def __init__(self, provider: Provider, group: str = "all") -> None:
+        """Stub."""
+        self.provider, self.name, self.vocab = provider, provider.name, provider.vocab
+        self.max_context = provider.max_context
+        ways = {"all": score_batched, "depth": score_layered, "node": score_sequential}
+        self._score = ways[group]
+
+    def rows(self, tree: Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
+        """Stub."""
+        return self._score(self.provider, tree, context, bonus=bonus)
+
+
+def as_target(target: Target | Provider) -> Target:
+    """Stub."""
+    if isinstance(target, Target):
+        return target
+    assert_kind("target", target, Provider, "a Target or a Provider(name, vocab, ask)")
+    return CallableTarget(target)

@@ -6,7 +6,7 @@ In the shape descriptions V denotes the target's vocabulary.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,10 +21,13 @@ class Bounds:
       vocab: V.
       stop_tokens: tokens that end a text. Nothing is drafted below one, and no model is asked about a
         context that holds one after the committed text.
+      apply: applies the request's temperature and filters to rows of probabilities [n, V]; sampled
+        candidates are drawn from what it returns. None to leave them as they are.
     """
 
     vocab: int
     stop_tokens: frozenset[int] = frozenset()
+    apply: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

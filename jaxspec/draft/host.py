@@ -190,6 +190,8 @@ class SampledPath:
             usage, asked = usage + used, asked + 1
             if row.max() < TINY:  # the draft has nothing to say in the target's tokens
                 break
+            if bounds is not None and bounds.apply is not None:
+                (row,) = bounds.apply(row[None])
             # A draw is from a row taken over its sum, which in half precision may be 1e-3 from 1.
             rows[drafted] = row / row.sum(dtype=np.float64)
             tokens[drafted] = _draw_token(pairs_by_node[drafted + 1], rows[drafted])

@@ -154,7 +154,7 @@ class Watched:
         kind = type("Watching", (type(drafter),), {"rule": watched})
         other = object.__new__(kind)
         other.__dict__.update({k: v for k, v in drafter.__dict__.items() if k != "rule"})
-        self.decoder = CompiledDecoder(TARGET, other, max_length=LENGTH, prefill_width=4)
+        self.decoder = CompiledDecoder(TARGET, other, max_context=LENGTH, prefill_width=4)
 
     def _note(self, tokens: Any, parents: Any) -> None:
         self.trees.append((np.asarray(tokens), np.asarray(parents)))
@@ -249,7 +249,7 @@ def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
         return jnp.where((tokens == 1)[:, None] & (positions > 3)[:, None], jnp.nan, logits), cache
 
     ended = dataclasses.replace(TARGET, forward=forward)
-    path = CompiledDecoder(ended, model_path(DRAFT, 3), max_length=LENGTH, prefill_width=4)
+    path = CompiledDecoder(ended, model_path(DRAFT, 3), max_context=LENGTH, prefill_width=4)
     for seed in range(4):
         options: dict[str, Any] = {"new_tokens": 20, "temperature": 0.25, "stop_tokens": [1]}
         (text,) = path.run([[0, 2]], keys(1, seed), **options)

@@ -56,7 +56,7 @@ def test_both_loops_decode_the_text_of_the_rule_that_it_states() -> None:
     options: dict[str, Any] = {"new_tokens": 12, "temperature": 1.0}
     texts = []
     for rule in (js.RULES["token"], RULE):
-        loop = CompiledDecoder(TARGET, model_path(DRAFT, 3, rule), max_length=LENGTH)
+        loop = CompiledDecoder(TARGET, model_path(DRAFT, 3, rule), max_context=LENGTH)
         texts.append([text.tokens for text in loop.run(PROMPTS[:1], keys(1), **options)])
     assert texts[0] == texts[1]
     hosts = []

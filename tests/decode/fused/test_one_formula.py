@@ -56,7 +56,7 @@ def texts_of_both(
 ) -> list[tuple[Any, ...]]:
     target = Provider("target", len(logits), lambda _: logits, transform=Softmax())
     one = Decoder(target, host, count).run([0], jax.random.key(1))
-    loop = CompiledDecoder(constant("t", logits), drafter, max_length=32, prefill_width=4)
+    loop = CompiledDecoder(constant("t", logits), drafter, max_context=32, prefill_width=4)
     other = loop.run([[0]], jax.random.key(1), new_tokens=count)[0]
     drafted = sum(each.num_drafted for each in one.rounds)
     return [(one.tokens, len(one.rounds), drafted), (other.tokens, other.rounds, other.drafted)]
@@ -135,7 +135,7 @@ def without_bonus(name: str) -> CompiledDecoder:
         "path by block": lambda: model_path(DRAFT, 3, js.RULES["block"]),
         "top-k tree": lambda: ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
     }[name]()
-    return CompiledDecoder(TARGET, drafter, max_length=40, prefill_width=4, bonus=False)
+    return CompiledDecoder(TARGET, drafter, max_context=40, prefill_width=4, bonus=False)
 
 
 @pytest.mark.parametrize("name", ["path by block", "top-k tree"])

@@ -12,7 +12,15 @@ from helpers.fake_model import fake_model, row_after
 from helpers.small import DRAFT, LENGTH, POLICY, PROMPTS, TARGET, VOCAB, greedy, keys, provider
 
 import jaxspec as js
-from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, Source, metrics_of
+from jaxspec.decode import (
+    CachedNetwork,
+    CompiledDecoder,
+    DecodedText,
+    Decoder,
+    Ending,
+    Source,
+    metrics_of,
+)
 from jaxspec.draft import (
     AdaptiveModelTree,
     AdaptiveTree,
@@ -70,12 +78,12 @@ def assert_both_loops_decode_alike(
 ) -> list[DecodedText]:
     """The compiled text is that of the host loop, and greedy at temperature 0."""
     on_host, compiled = DRAFTERS[name]
-    loop = CompiledDecoder(target, compiled(draft), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, compiled(draft), max_context=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     is_sampled = name.startswith("path")
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
         drafter = on_host(host_draft[is_sampled])
-        one = Decoder(provider(0.0, 0.25), drafter, 25).run(prompt, key)
+        one = Decoder(provider(0.0, 0.25), drafter).run(prompt, key, new_tokens=25)
         assert text.tokens == one.tokens
         assert text.rounds == len(one.rounds)
         assert text.drafted == sum(each.num_drafted for each in one.rounds)
@@ -95,7 +103,7 @@ def test_a_draft_of_shorter_context_drafts_while_it_can(name: str) -> None:
 
 
 def test_sequences_of_a_batch_draft_each_as_long_as_it_can() -> None:
-    loop = CompiledDecoder(TARGET, model_path(SHORT, 3), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(TARGET, model_path(SHORT, 3), max_context=LENGTH, prefill_width=4)
     prompts = ([1, 2], [1] * 20, [0, 1, 2] * 4)
     together = loop.run(prompts, keys(3), new_tokens=9, temperature=0.25)
     assert [text.drafted > 0 for text in together] == [True, False, True]
@@ -108,7 +116,8 @@ def test_a_host_draft_of_limited_context_is_never_asked_beyond_it_at_any_length(
     for most in (1, 2, 3, 7):
         draft = limited(provider(0.5, 1.0), most)
         for drafter in (SampledPath(draft, 3), FixedTree(draft, (2, 1)), AdaptiveTree(draft)):
-            state = Decoder(provider(0.0, 0.0), drafter, 9).run((1, 2), jax.random.key(0))
+            decoder = Decoder(provider(0.0, 0.0), drafter)
+            state = decoder.run((1, 2), jax.random.key(0), new_tokens=9)
             assert state.tokens == greedy((1, 2), 9)
             assert (metrics_of(state.rounds).drafted > 0) == (most > 1)
 
@@ -127,11 +136,11 @@ def test_the_text_fills_a_network_s_cache_and_ends_there(make: Any, bonus: bool)
     attention = CachedNetwork(network, slots=24, chunk=4, transform=Softmax(0.0))
     for length in (3, 20, 21, 22, 23):
         prompt = (1, 2, 0) * 7 + (4, 4, 1)
-        decoder = Decoder(attention.provider(), make(), 64, bonus, score=attention)
+        decoder = Decoder(attention, make(), bonus=bonus)
         state = decoder.run(prompt[:length], jax.random.key(0))
-        assert (state.finished, len(state.tokens)) == ("capacity", 24)
+        assert (state.ending, len(state.tokens)) == (Ending.CAPACITY, 24)
         assert state.tokens == greedy(prompt[:length], 24 - length)
-    with pytest.raises(ValueError, match="the prompt has 25 tokens, max_context is 24"):
+    with pytest.raises(ValueError, match="prompt has 25 tokens, max_context is 24"):
         decoder.start((1,) * 25, jax.random.key(0))
 
 
@@ -139,7 +148,7 @@ def test_a_target_of_limited_context_ends_the_text_whoever_scores() -> None:
     target = limited(provider(0.0, 0.0), 9)
     for drafter in (NoDraft(), FixedTree(provider(0.5, 1.0), (2, 1))):
         state = Decoder(target, drafter, max_context=30).run((1, 2), jax.random.key(0))
-        assert (state.finished, len(state.tokens)) == ("capacity", 9)
+        assert (state.ending, len(state.tokens)) == (Ending.CAPACITY, 9)
 
 
 # --- other vocabularies
@@ -172,7 +181,7 @@ def test_a_draft_padded_to_more_tokens_than_the_target_drafts_the_common_ones(na
     texts = assert_both_loops_decode_alike(name, widened(DRAFT, VOCAB + 2), drafts, TARGET)
     assert sum(text.accepted for text in texts) > 0
     plain = CompiledDecoder(
-        TARGET, DRAFTERS[name][1](DRAFT), max_length=LENGTH, prefill_width=4
+        TARGET, DRAFTERS[name][1](DRAFT), max_context=LENGTH, prefill_width=4
     ).run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     assert [text.tokens for text in plain] == [text.tokens for text in texts]
 
@@ -197,12 +206,12 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         return np.concatenate([logits, np.full(2, likely(len(context), np), np.float32)])
 
     on_host, compiled = DRAFTERS[name]
-    loop = CompiledDecoder(target, compiled(DRAFT), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, compiled(DRAFT), max_context=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     draft = provider(0.5, 0.25 if name.startswith("path") else 1.0)
     wide = Provider("wide", VOCAB + 2, row, transform=Softmax(0.25))
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
-        one = Decoder(wide, on_host(draft), 25).run(prompt, key)
+        one = Decoder(wide, on_host(draft)).run(prompt, key, new_tokens=25)
         assert text.tokens == one.tokens
         assert max(text.tokens) >= VOCAB
         assert text.rounds == len(one.rounds)

@@ -67,7 +67,7 @@ def held_out_prompts() -> list[list[int]]:
 
 @functools.cache
 def plain_texts() -> tuple[DecodedText, ...]:
-    plain = CompiledDecoder(bundled_pair()[0], max_length=LENGTH, prefill_width=40)
+    plain = CompiledDecoder(bundled_pair()[0], max_context=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(0), PROMPTS)
     return plain.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
 
@@ -92,7 +92,7 @@ def assert_equal_or_undecided(
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_of_50_prompts_are_those_of_the_plain_loop(name: str) -> None:
     target, draft = bundled_pair()
-    decoder = CompiledDecoder(target, DRAFTERS[name](draft), max_length=LENGTH, prefill_width=40)
+    decoder = CompiledDecoder(target, DRAFTERS[name](draft), max_context=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(1), PROMPTS)
     texts = decoder.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
     assert sum(text.accepted for text in texts) > PROMPTS
@@ -122,7 +122,7 @@ def remembering(model: LanguageModel, nodes: int) -> LanguageModel:
 def test_in_bfloat16_every_token_is_the_arg_max_of_the_forward_that_verified_it() -> None:
     target, draft = bundled_pair(jnp.bfloat16)[0], bundled_pair()[1]
     decoder = CompiledDecoder(
-        remembering(target, 4), model_path(draft, 3), max_length=LENGTH, prefill_width=40
+        remembering(target, 4), model_path(draft, 3), max_context=LENGTH, prefill_width=40
     )
     state = decoder.start(
         [held_out_prompts()[5]], jax.random.key(2), new_tokens=20, temperature=0.0
@@ -154,7 +154,7 @@ def test_greedy_texts_of_smollm2_are_those_of_the_plain_loop() -> None:
     ]
     options: dict[str, Any] = {"new_tokens": 32, "temperature": 0.0, "stop_tokens": (2,)}
     loops = [
-        CompiledDecoder(target, drafter, max_length=160)
+        CompiledDecoder(target, drafter, max_context=160)
         for drafter in (Plain(), Lookup(), Lookup({3: 4}, matches=2, max_nodes=7))
     ]
     for prompt in prompts:

@@ -129,7 +129,7 @@ def decoder(name: str) -> CompiledDecoder:
     return CompiledDecoder(
         table(0),
         DRAFTERS[name](table(1)),
-        max_length=1 + NEW_TOKENS,
+        max_context=1 + NEW_TOKENS,
         prefill_width=1,
         draws=draws_by_key,
     )

@@ -33,7 +33,7 @@ DRAFTERS = {
 
 
 def decoder(name: str) -> CompiledDecoder:
-    return CompiledDecoder(NETWORK, DRAFTERS[name](), max_length=150, prefill_width=8)
+    return CompiledDecoder(NETWORK, DRAFTERS[name](), max_context=150, prefill_width=8)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("path", 1), ("lookup", 1), ("tree", 2)])

@@ -33,8 +33,7 @@ from jaxspec.draft import cut_below, node_rows
 from jaxspec.draft.base import FusedDrafter, NetworkDraft, Plain, View, assert_drafter, is_path
 from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import (
     Cache,
     CacheError,
@@ -264,10 +263,10 @@ class CompiledDecoder:
         where = (state.prefilled, self.prefill_width)
         batch = state.length.shape[0]
         target, draft = self._target_network(batch), self._draft_network(batch)
-        target_cache = target.prefill(target_params, state.tokens, state.target_cache, *where)
+        target_cache = target.prefill(target_params, state.target_cache, state.tokens, *where)
         draft_cache = state.draft_cache
         if draft is not None:
-            draft_cache = draft.prefill(draft_params, state.tokens, draft_cache, *where)
+            draft_cache = draft.prefill(draft_params, draft_cache, state.tokens, *where)
         return dataclasses.replace(
             state,
             target_cache=target_cache,
@@ -360,7 +359,7 @@ class CompiledDecoder:
         needed = jnp.max(tree.num_nodes.astype(jnp.int32))
         widths = self.drafter.widths
         return network.fitting(
-            params, widths, tokens, depths, seen, cache, view.root, needed, is_end
+            params, cache, widths, tokens, depths, seen, view.root, needed, is_end
         )
 
     def _verify(self, draws: Draws, proposal: Proposal, logits: jax.Array, view: View) -> Verdict:

@@ -15,8 +15,7 @@ from jaxspec.draft.growth import Capacity, count_nodes
 from jaxspec.draft.likely import entropies, likeliest
 from jaxspec.draft.policy import AdaptiveTreePolicy
 from jaxspec.draft.tree import root_logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass
 from jaxspec.trees import ancestor_mask, tree_of_parents
@@ -121,10 +120,10 @@ class AdaptiveModelTree:
                 seen = per_sequence(self._seen)(tokens, parents, after)
                 rows, cache = blocks.nodes(
                     params,
+                    cache,
                     jnp.take_along_axis(tokens, level_nodes, axis=1),
                     jnp.full_like(level_nodes, 1) * (level + 1),
                     jnp.take_along_axis(seen, level_nodes[:, :, None], axis=1),
-                    cache,
                     view.root,
                     count,
                 )

@@ -22,8 +22,7 @@ from jaxspec.checks import (
     struct,
 )
 from jaxspec.draft.growth import MAX_NODES, Capacity, capacity_of
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.trees import chain

@@ -12,8 +12,7 @@ from jaxspec.draft.base import NetworkDraft, OfOneDepth, View
 from jaxspec.draft.growth import MAX_NODES, Capacity
 from jaxspec.draft.likely import best_of
 from jaxspec.draft.tree import root_logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass
 from jaxspec.trees import tree_of_parents
@@ -113,7 +112,7 @@ class BestFirstTree(OfOneDepth):
             beam_tokens = jnp.take_along_axis(jnp.concatenate(all_tokens, 1), places, axis=1)
             beam_scores = jnp.take_along_axis(jnp.concatenate(all_scores, 1), places, axis=1)
             depths = jnp.full_like(beam_tokens, level)
-            logits, cache = blocks.nodes(params, beam_tokens, depths, seen, cache, view.root, front)
+            logits, cache = blocks.nodes(params, cache, beam_tokens, depths, seen, view.root, front)
             steps, chosen = best_of(jax.nn.log_softmax(logits), beam)
             steps = jnp.where(view.is_stop(beam_tokens)[:, :, None], -jnp.inf, steps)
             scores = (beam_scores[:, :, None] + steps).reshape(batch, -1)

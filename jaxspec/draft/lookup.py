@@ -15,8 +15,7 @@ import numpy as np
 from jaxspec.checks import assert_between, assert_kind
 from jaxspec.draft.base import Modelless, NetworkDraft, View
 from jaxspec.draft.growth import MAX_NODES, Capacity
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.proposals import PointMass
 from jaxspec.trees import Tree, chain, tree_of_parents

@@ -10,8 +10,7 @@ from jaxspec.checks import assert_kind, struct
 from jaxspec.draft.base import Modelless, NetworkDraft, View
 from jaxspec.draft.shape import Shaped
 from jaxspec.models import NGram
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.proposals import PointMass
 from jaxspec.verify import RULES, Rule

@@ -13,8 +13,7 @@ from jaxspec.draft.growth import MAX_NODES
 from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import Shaped
 from jaxspec.logits import Logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache, LanguageModel, assert_language_model
 from jaxspec.proposals import PointMass, propose
 from jaxspec.rows import Probabilities, row_of
@@ -92,7 +91,7 @@ class ModelTree(Shaped, OfOneDepth):
                 depths = jnp.full_like(tokens[-1], depth + 1)
                 level = jnp.broadcast_to(seen[below][None], (batch, *seen[below].shape))
                 logits, cache = blocks.nodes(
-                    params, tokens[-1], depths, level, cache, view.root, below.start
+                    params, cache, tokens[-1], depths, level, view.root, below.start
                 )
         tree = per_sequence(shape.tree)(jnp.concatenate(tokens, axis=1), view.depth)
         rows = slots = None
@@ -136,7 +135,7 @@ def root_logits(
     last = per_sequence(lambda tokens, at: jax.lax.dynamic_slice(tokens, (at,), (2,)))(
         view.tokens, at
     )
-    logits, cache = blocks.stretch(params, last, cache, at)
+    logits, cache = blocks.text(params, cache, last, at)
     place = (view.root - at)[:, None, None]
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_bool, assert_function, assert_length, assert_whole
+from jaxspec.checks import assert_bool, assert_function, assert_kind, assert_length, assert_whole
 from jaxspec.decode import request as requests
 from jaxspec.decode.commit import (
     UNLIMITED,
@@ -32,15 +32,7 @@ from jaxspec.decode.compiled_state import (
     assert_alive,
     texts_of,
 )
-from jaxspec.draft import cut_below, node_rows
-from jaxspec.draft.base import (
-    FusedDrafter,
-    NetworkDraft,
-    Plain,
-    View,
-    assert_drafter,
-    is_path,
-)
+from jaxspec.draft import Drafter, NoDraft, View, propose_compiled
 from jaxspec.draws import RoundDraws, round_draws
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork
@@ -48,12 +40,10 @@ from jaxspec.models.each import per_sequence
 from jaxspec.models.network import (
     CacheError,
     LanguageModel,
-    TokensDifferError,
     assert_language_model,
     assert_same_tokens,
     shapes_of,
 )
-from jaxspec.proposals import Proposal, propose
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree, ancestor_mask
 from jaxspec.verify import Verdict
@@ -82,7 +72,7 @@ class CompiledDecoder:
     """
 
     target: LanguageModel
-    drafter: FusedDrafter = dataclasses.field(default_factory=Plain)
+    drafter: Drafter = NoDraft()  # noqa: RUF009 (a frozen dataclass)
     max_length: int = 512
     bonus: bool = True
     max_stop_tokens: int = 4
@@ -92,17 +82,21 @@ class CompiledDecoder:
     def __post_init__(self) -> None:
         """Refuse what is no network or drafter, and networks that do not do it or do not fit."""
         assert_language_model("target", self.target)
-        assert_drafter(self.drafter)
+        assert_kind("drafter", self.drafter, Drafter, "a drafter, such as NoDraft()")
+        self.drafter.validate(self.target.vocab)
         for name in ("max_length", "max_stop_tokens", "prefill_width"):
             assert_length(name, getattr(self, name))
         assert_bool("bonus", self.bonus)
         wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
         assert_function("draws", self.draws, wanted)
-        for model in (self.target, self.drafter.model):
-            if model is None:
+        draft = self.drafter.model
+        if draft is not None:
+            assert_language_model("the drafter's model", draft)
+        for model in (self.target, draft):
+            if not isinstance(model, LanguageModel):
                 continue
             model.assert_rolls_back()
-            if not is_path(self.drafter.capacity):
+            if not self.drafter.capacity.is_path:
                 model.assert_takes_trees()
         most = self.target.max_context
         if most is not None and self.max_length > most:
@@ -110,14 +104,8 @@ class CompiledDecoder:
                 f"max_length is {self.max_length}, but {self.target.name} was made for {most} "
                 "positions"
             )
-        if self.drafter.model is not None:
-            assert_same_tokens(self.target, self.drafter.model)
-        vocab = getattr(self.drafter, "vocab", None)
-        if vocab not in (None, self.target.vocab):
-            raise TokensDifferError(
-                f"target {self.target.name} has a vocabulary of {self.target.vocab}, the drafter one "
-                f"of {vocab}: they must be the same tokens"
-            )
+        if isinstance(draft, LanguageModel):
+            assert_same_tokens(self.target, draft)
 
     @property
     def slots(self) -> int:
@@ -267,9 +255,9 @@ class CompiledDecoder:
 
     def _draft_blocks(self, batch: int) -> BatchedNetwork | None:
         model = self.drafter.model
-        return (
-            None if model is None else BatchedNetwork(model, self.slots, batch, self.target.vocab)
-        )
+        if not isinstance(model, LanguageModel):
+            return None
+        return BatchedNetwork(model, self.slots, batch, self.target.vocab)
 
     def _loop(
         self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
@@ -326,10 +314,9 @@ class CompiledDecoder:
             top_p=state.top_p,
             stop_tokens=state.stop_tokens,
         )
-        draft, draft_cache = self.drafter.propose(
-            draft_params, draft_blocks, state.draft_cache, view
+        draft, draft_cache = propose_compiled(
+            self.drafter, draft_params, draft_blocks, state.draft_cache, view
         )
-        draft = self._within(draft, view, state.stop_tokens)
         tree = draft.proposal.tree
         is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
         logits, target_cache = self._score(
@@ -344,7 +331,7 @@ class CompiledDecoder:
 
         verdict = per_sequence(verify)(draws.verify, draft.proposal, logits, view)
         path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
-        if not is_path(self.drafter.capacity):
+        if not self.drafter.capacity.is_path:
             target_cache = blocks.keep(target_cache, root, path)
         if draft.slots is not None and draft_blocks is not None:
             at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
@@ -365,23 +352,6 @@ class CompiledDecoder:
             room = jnp.where(is_strange, 0, room)
         return room
 
-    def _within(self, draft: NetworkDraft, view: View, stop_tokens: jax.Array) -> NetworkDraft:
-        """Cut every tree to what may be drafted: nothing below a stop token or beyond the depth."""
-
-        def one(proposal: Proposal, depth: jax.Array, stops: jax.Array) -> Any:
-            tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(UNLIMITED))
-            rows = proposal.draft_rows
-            if rows is not None and not is_path(self.drafter.capacity):  # a path is only shortened
-                rows = node_rows(rows, nodes)
-            return propose(type(proposal), tree, rows), nodes
-
-        proposal, nodes = per_sequence(one)(draft.proposal, view.depth, stop_tokens)
-        slots = draft.slots
-        if slots is not None:
-            at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
-            slots = jnp.where(nodes >= 0, at, -1)
-        return NetworkDraft(proposal=proposal, slots=slots)
-
     def _score(
         self,
         blocks: BatchedNetwork,
@@ -393,7 +363,7 @@ class CompiledDecoder:
     ) -> tuple[jax.Array, Any]:
         """Run the target over every tree."""
         tokens = tree.tokens.at[:, 0].set(view.root_token)
-        if is_path(self.drafter.capacity):
+        if self.drafter.capacity.is_path:
             depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
             seen = None
         else:
@@ -401,7 +371,7 @@ class CompiledDecoder:
             depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
         return blocks.fitting(
             params,
-            self.drafter.widths,
+            self.drafter.block_sizes,
             tokens,
             depths,
             seen,

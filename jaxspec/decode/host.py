@@ -15,23 +15,21 @@ import numpy as np
 
 from jaxspec.checks import assert_bool, assert_function, assert_kind, assert_length
 from jaxspec.decode import request as requests
+from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import (
     UNLIMITED,
     Ending,
     commit,
     depth_to_draft,
     levels_within,
-    proposed_depth,
 )
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary, start_state
 from jaxspec.decode.target import Scores, score_batched
-from jaxspec.draft import cut, cut_below, node_rows
-from jaxspec.draft.bounds import Bounds
-from jaxspec.draft.host import Draft, Drafter, NoDraft, assert_drafter, takes_bounds
+from jaxspec.draft import Drafter, HostDraft, NoDraft, cut, propose_on_host
 from jaxspec.draws import round_draws
+from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
-from jaxspec.proposals import Proposal, propose
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict
@@ -76,7 +74,7 @@ class Decoder:
     """
 
     target: Provider
-    drafter: Drafter = NoDraft()
+    drafter: Drafter = NoDraft()  # noqa: RUF009 (a frozen dataclass)
     new_tokens: int = 64
     bonus: bool = True
     stop_tokens: frozenset[int] = frozenset()
@@ -87,14 +85,8 @@ class Decoder:
         """Raise ValueError for arguments of another kind, and for tokens of another vocabulary."""
         wanted = "a jaxspec.models.provider.Provider(name, vocab, ask)"
         assert_kind("target", self.target, Provider, wanted)
-        assert_drafter(self.drafter)
-        draft = self.drafter.draft
-        if draft is not None and draft.vocab != self.target.vocab and not self._bounds_are_taken:
-            raise ValueError(
-                f"draft {draft.name!r} has a vocabulary of {draft.vocab}, target "
-                f"{self.target.name!r} one of {self.target.vocab}: the drafter's propose must take "
-                "`bounds` then, to draft the tokens that both have"
-            )
+        assert_kind("drafter", self.drafter, Drafter, "a drafter, such as NoDraft()")
+        self.drafter.validate(self.target.vocab)
         requests.assert_budget(self.new_tokens)
         assert_bool("bonus", self.bonus)
         requests.stop_ids(self.stop_tokens, self.target.vocab)
@@ -149,7 +141,7 @@ class Decoder:
         _assert_state(state)
         if state.finished:
             raise ValueError(f"the decode is finished: {state.finished}")
-        draws = _round_draws(state.key, self.drafter.max_nodes, len(state.tokens) - 1)
+        draws = _round_draws(state.key, self.drafter.capacity.max_nodes, len(state.tokens) - 1)
         draft = self.propose(state, draws.draft)
         scores = self.score_draft(state, draft)
         verdict = self.drafter.rule.verify(
@@ -159,7 +151,7 @@ class Decoder:
             position=len(state.tokens) - 1,
             rule=self.drafter.rule.name,
             target=self.target.name,
-            draft=None if self.drafter.draft is None else self.drafter.draft.name,
+            draft=None if self.drafter.model is None else self.drafter.model.name,
             draws=draws,
             proposal=draft.proposal,
             target_rows=scores.rows,
@@ -168,24 +160,25 @@ class Decoder:
         )
         return self.commit(state, draft, scores, record.verdict), record
 
-    def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
-        """Draft for a round, within the budget, the capacity, and the contexts of draft and scorer.
-
-        What a drafter proposes beyond the depth it was asked for, below a stop token, or beyond the
-        nodes that the scorer has room for is cut off.
-        """
+    def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
+        """Draft for a round, within the budget, the capacity, and the contexts of draft and scorer."""
         length = len(state.tokens)
         depth = int(_depth(state.depth, self._room(state), self._draft_room(state), self.bonus))
-        if self._bounds_are_taken:
-            draft = self.drafter.propose(state.tokens, depth, pairs, self._bounds)
-        else:
-            draft = self.drafter.propose(state.tokens, depth, pairs)
-        nodes = UNLIMITED
+        nodes = None
         if isinstance(self.score, LimitedScorer):
             nodes = max(self.score.room_after(length), 1)
-        return self._within(draft, depth, nodes)
+        return propose_on_host(
+            self.drafter,
+            state.tokens,
+            depth,
+            pairs,
+            vocab=self.target.vocab,
+            stop_tokens=self._stops,
+            max_nodes=nodes,
+            provider=self._draft_model,
+        )
 
-    def score_draft(self, state: DecodeState, draft: Draft) -> Scores:
+    def score_draft(self, state: DecodeState, draft: HostDraft) -> Scores:
         """Ask for the target's rows of a draft.
 
         The target is not asked about contexts that end with a drafted stop token: nothing follows it.
@@ -216,7 +209,7 @@ class Decoder:
         return dataclasses.replace(scores, rows=rows)
 
     def commit(
-        self, state: DecodeState, draft: Draft, scores: Scores, verdict: Verdict
+        self, state: DecodeState, draft: HostDraft, scores: Scores, verdict: Verdict
     ) -> DecodeState:
         """Take a verdict's tokens into the text, up to a stop token; see `jaxspec.decode.commit`."""
         room, is_budget = self._room(state), self._is_budget(state)
@@ -250,12 +243,13 @@ class Decoder:
             draft_batches=draft.batches,
             status=int(verdict.status),
         )
-        depth = self.drafter.next_depth(state.depth, accepted, draft.depth)
+        counts: list[Any] = [np.int32(each) for each in (state.depth, accepted, draft.depth)]
+        depth = int(self.drafter.next_depth(*counts))
         requests.assert_between("the drafter's next depth", depth, 0, UNLIMITED)
         return dataclasses.replace(
             state,
             tokens=(*state.tokens, *np.asarray(verdict.tokens)[:count].tolist()),
-            depth=int(depth),
+            depth=depth,
             rounds=(*state.rounds, summary),
             finished=_FINISHED[ending],
         )
@@ -283,12 +277,13 @@ class Decoder:
         return frozenset(requests.stop_ids(self.stop_tokens, self.target.vocab))
 
     @functools.cached_property
-    def _bounds(self) -> Bounds:
-        return Bounds(self.target.vocab, self._stops)
-
-    @functools.cached_property
-    def _bounds_are_taken(self) -> bool:
-        return takes_bounds(self.drafter)
+    def _draft_model(self) -> Provider | None:
+        """The draft model as a callable; a network with a cache."""
+        model = self.drafter.model
+        if not isinstance(model, LanguageModel):
+            return model
+        slots = self._capacity if self._capacity < UNLIMITED else 4096
+        return CachedNetwork(model, slots=slots).provider()
 
     @property
     def _capacity(self) -> int:
@@ -307,34 +302,12 @@ class Decoder:
 
     def _draft_room(self, state: DecodeState) -> int:
         """Return how many levels the draft can be asked about after a text."""
-        draft = self.drafter.draft
+        draft = self._draft_model
         if draft is None:
             return UNLIMITED
         if max(state.tokens) >= draft.vocab:
             return 0
         return int(_levels(draft.max_context, np.int32(len(state.tokens))))
-
-    def _within(self, draft: Draft, depth: int, max_nodes: int) -> Draft:
-        """Check what a drafter gave, and cut it to what may be drafted."""
-        assert_kind("what the drafter proposed", draft, Draft, "a jaxspec.decode.Draft(...)")
-        tree = draft.proposal.tree
-        tokens, parents = np.asarray(tree.tokens), np.asarray(tree.parents)
-        count = int(tree.num_nodes)
-        bad = np.flatnonzero((tokens[1:count] < 0) | (tokens[1:count] >= self.target.vocab))
-        if bad.size:
-            raise ValueError(
-                f"the drafter proposed token {tokens[1 + bad[0]]} at node {1 + bad[0]}: outside the "
-                f"target's vocabulary of {self.target.vocab}"
-            )
-        above = parents[1:count]
-        is_below_stop = bool(np.isin(tokens[above[above > 0]], list(self._stops)).any())
-        is_deep = bool(np.asarray(tree.level_sizes)[depth + 1 :].any())
-        if not (is_below_stop or is_deep or count > max_nodes):
-            return draft
-        stops = np.array([*sorted(self._stops), -1], np.int32)
-        proposal = _cut_proposal(draft.proposal, stops, np.int32(depth), np.int32(max_nodes))
-        left = int(proposed_depth(proposal.tree.level_sizes))
-        return dataclasses.replace(draft, proposal=proposal, depth=left)
 
     def _finish(self, state: DecodeState) -> DecodeState:
         """Mark a state finished if there is no room at its beginning."""
@@ -356,16 +329,6 @@ def _depth(wanted: int, room: int, draft_room: int, bonus: bool) -> jax.Array:
 
 
 _depth_to_draft = jax.jit(depth_to_draft, static_argnames="bonus")
-
-
-@jax.jit
-def _cut_proposal(
-    proposal: Proposal, stop_tokens: jax.Array, max_depth: jax.Array, max_nodes: jax.Array
-) -> Proposal:
-    """Cut a proposal, the draft's rows with it."""
-    tree, nodes = cut_below(proposal.tree, stop_tokens, max_depth, max_nodes)
-    rows = None if proposal.draft_rows is None else node_rows(proposal.draft_rows, nodes)
-    return propose(type(proposal), tree, rows)
 
 
 def _narrowed(tree: Tree, room: int) -> Tree:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxspec.checks import assert_between, described
-from jaxspec.draft import TINY
+from jaxspec.rows import LEAST
 
 
 def batch_of(prompts: Any) -> int:
@@ -93,7 +93,7 @@ def temperatures_of(temperature: Any, batch: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         single = given.astype(np.float32)
     _check("temperature", given, (given >= 0) & (single < np.inf), "finite and at least 0")
-    return np.where(single < TINY, np.float32(0), single)
+    return np.where(single < LEAST, np.float32(0), single)
 
 
 def ranks_of(top_k: Any, batch: int, vocab: int) -> np.ndarray:
@@ -107,7 +107,7 @@ def masses_of(top_p: Any, batch: int) -> np.ndarray:
     """Return up to which mass each row keeps tokens, float32 [B], above 0 and at most 1."""
     given = _column("top_p", top_p, batch, np.float64, keeps_all=1.0)
     _check("top_p", given, (given > 0) & (given <= 1), "above 0 and at most 1")
-    return np.maximum(given.astype(np.float32), np.float32(TINY))
+    return np.maximum(given.astype(np.float32), np.float32(LEAST))
 
 
 def stops_of(stop_tokens: Any, batch: int, vocab: int, room: int) -> np.ndarray:

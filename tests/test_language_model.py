@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.models.network import (
+    Block,
     CacheError,
     LanguageModel,
     Tokenizer,
@@ -63,9 +64,7 @@ def test_a_network_is_known_by_itself_and_cannot_be_changed() -> None:
 
 def test_a_cache_that_cannot_roll_back_is_refused_by_name() -> None:
     named("fine").assert_rolls_back()
-    with pytest.raises(
-        CacheError, match="ring: its cache cannot roll back, so tokens that were not"
-    ):
+    with pytest.raises(CacheError, match="ring: its cache cannot roll back, so rejected tokens"):
         named("ring", rolls_back=False).assert_rolls_back()
 
 
@@ -128,8 +127,8 @@ def test_the_errors_are_value_errors() -> None:
 def test_padding_is_shown_as_a_token_and_a_position_that_the_network_has() -> None:
     shown = []
 
-    def forward(params, tokens, positions, mask, cache, at):
-        shown.append((tokens.tolist(), positions.tolist()))
+    def forward(params, cache, block):
+        shown.append((block.tokens.tolist(), block.positions.tolist()))
         return jnp.zeros((3, 5)), cache
 
     model = LanguageModel(
@@ -142,6 +141,5 @@ def test_padding_is_shown_as_a_token_and_a_position_that_the_network_has() -> No
         takes_trees=False,
         max_context=8,
     )
-    tokens, positions = jnp.array([-1, 4, 9]), jnp.array([6, 7, 8])
-    model.guarded((), tokens, positions, jnp.ones((3, 8), bool), (), jnp.int32(0))
+    model.guarded((), (), Block.of_text(jnp.array([-1, 4, 9]), 6, slots=8))
     assert shown == [([0, 4, 4], [6, 7, 7])]

@@ -17,6 +17,7 @@ from jax import lax
 from jaxspec.checks import assert_kind
 from jaxspec.decode.target import Scores, node_contexts, score_batched
 from jaxspec.models.network import (
+    Block,
     Cache,
     CacheError,
     Forward,
@@ -24,7 +25,6 @@ from jaxspec.models.network import (
     assert_language_model,
 )
 from jaxspec.models.provider import Answer, Context, Provider, Query, Softmax
-from jaxspec.models.tree_attention import block_mask, chain_mask
 from jaxspec.transfers import moves_data
 from jaxspec.trees import ROOT, Tree, ancestor_mask, node_depths
 
@@ -258,10 +258,7 @@ def _stretch(
     forward: Forward, slots: int, params: Any, cache: Cache, at: jax.Array, tokens: jax.Array
 ) -> tuple[jax.Array, Cache]:
     """Run a stretch of text from slot `at` on."""
-    length = tokens.shape[0]
-    positions = at + jnp.arange(length, dtype=jnp.int32)
-    mask = chain_mask(length, at, slots)
-    return forward(params, tokens, positions, mask, cache, at)
+    return forward(params, cache, Block.of_text(tokens, at, slots))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -287,6 +284,5 @@ def _text_and_tree(
     seen = jnp.where(is_text[:, None], places[None] <= places[:, None], is_text[None])
     seen |= places[None] == places[:, None]
     seen = lax.dynamic_update_slice(seen, ancestor_mask(tree), (count, count))
-    mask = block_mask(seen, at, slots)
-    logits, cache = forward(params, tokens, at + offsets, mask, cache, at)
+    logits, cache = forward(params, cache, Block.of_tree(tokens, offsets, seen, at, slots))
     return lax.dynamic_slice_in_dim(logits, count, nodes), cache

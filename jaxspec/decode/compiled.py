@@ -35,8 +35,7 @@ from jaxspec.decode.compiled_state import (
 from jaxspec.draft import Drafter, NoDraft, View, propose_compiled
 from jaxspec.draws import RoundDraws, round_draws
 from jaxspec.logits import Logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import (
     CacheError,
     LanguageModel,
@@ -281,10 +280,10 @@ class CompiledDecoder:
         where = (state.prefilled, self.prefill_width)
         batch = state.length.shape[0]
         blocks, draft = self._target_blocks(batch), self._draft_blocks(batch)
-        target_cache = blocks.prefill(target_params, state.tokens, state.target_cache, *where)
+        target_cache = blocks.prefill(target_params, state.target_cache, state.tokens, *where)
         draft_cache = state.draft_cache
         if draft is not None:
-            draft_cache = draft.prefill(draft_params, state.tokens, draft_cache, *where)
+            draft_cache = draft.prefill(draft_params, draft_cache, state.tokens, *where)
         return dataclasses.replace(
             state,
             target_cache=target_cache,
@@ -371,11 +370,11 @@ class CompiledDecoder:
             depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
         return blocks.fitting(
             params,
+            cache,
             self.drafter.block_sizes,
             tokens,
             depths,
             seen,
-            cache,
             view.root,
             jnp.max(tree.num_nodes.astype(jnp.int32)),
             is_end,

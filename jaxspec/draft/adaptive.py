@@ -158,14 +158,14 @@ class AdaptiveTree(ModelDrafter):
     def ask(self, level: jax.Array, state: Adapted, view: View) -> Asked:
         """Ask about the last level and what follows it; a node's number is its slot."""
         nodes = self._level_nodes(state)
-        sees = per_sequence(lambda *parts: ancestor_mask(self._tree(*parts)))(
+        seen = per_sequence(lambda *parts: ancestor_mask(self._tree(*parts)))(
             state.tokens, state.parents, state.count
         )
         return Asked(
             tokens=jnp.take_along_axis(state.tokens, nodes, axis=1),
             depths=jnp.full_like(nodes, 1) * level,
-            sees=jnp.take_along_axis(sees, nodes[:, :, None], axis=1),
-            first=state.first,
+            seen=jnp.take_along_axis(seen, nodes[:, :, None], axis=1),
+            offset=state.first,
         )
 
     def finish(self, state: Adapted, view: View) -> Proposed:

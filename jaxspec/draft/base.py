@@ -247,15 +247,15 @@ class Asked:
     Attributes:
       tokens: int32 [B, L].
       depths: int32 [B, L].
-      sees: bool [B, L, M], which slots each node sees, counted from the root's slot: its ancestors
+      seen: bool [B, L, M], which slots each node sees, counted from the root's slot: its ancestors
         and itself. Ancestors have smaller slots.
-      first: int32 [] or [B], slot of the first of these nodes; the others follow it.
+      offset: int32 [] or [B], slot of the first of these nodes; the others follow it.
     """
 
     tokens: jax.Array  # [B, L]
     depths: jax.Array  # [B, L]
-    sees: jax.Array  # [B, L, M]
-    first: jax.Array | int  # [] or [B]
+    seen: jax.Array  # [B, L, M]
+    offset: jax.Array | int  # [] or [B]
 
 
 class ModelDrafter(Drafter):

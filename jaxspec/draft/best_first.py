@@ -35,14 +35,14 @@ class Search:
       tokens: int32 [B, K].
       parents: int32 [B, K], place of the parent among these; -1 for the root.
       asked: int32 [B, D * beam], the places of each level's beam.
-      sees: bool [B, beam, M], which slots the nodes of the last beam see.
+      seen: bool [B, beam, M], which slots the nodes of the last beam see.
     """
 
     scores: jax.Array  # [B, K]
     tokens: jax.Array  # [B, K]
     parents: jax.Array  # [B, K]
     asked: jax.Array  # [B, D * beam]
-    sees: jax.Array  # [B, beam, M]
+    seen: jax.Array  # [B, beam, M]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +105,13 @@ class BestFirstTree(ModelDrafter):
         """Start with nothing considered."""
         del vocab
         batch, considered = view.length.shape[0], self._start(self.depth)
-        sees = jnp.zeros((batch, self.beam, 1 + self.beam * (self.depth - 1)), bool)
+        seen = jnp.zeros((batch, self.beam, 1 + self.beam * (self.depth - 1)), bool)
         return Search(
             scores=jnp.full((batch, considered), -jnp.inf, jnp.float32),
             tokens=jnp.zeros((batch, considered), jnp.int32),
             parents=jnp.full((batch, considered), -1, jnp.int32),
             asked=jnp.zeros((batch, self.depth * self.beam), jnp.int32),
-            sees=sees.at[:, :, 0].set(True),
+            seen=seen.at[:, :, 0].set(True),
         )
 
     def grow(self, level: int, state: Search, rows: jax.Array, view: View) -> Search:
@@ -127,17 +127,17 @@ class BestFirstTree(ModelDrafter):
         scores = steps.reshape(batch, -1)
         here = slice(self._start(level), self._start(level + 1))
         ranked = lax.top_k(scores, beam)[1].astype(jnp.int32)
-        sees = jnp.take_along_axis(state.sees, (ranked // beam)[:, :, None], axis=1)
+        seen = jnp.take_along_axis(state.seen, (ranked // beam)[:, :, None], axis=1)
         if level + 1 < self.depth:  # the next beam is asked about: each node sees itself
             own = jnp.broadcast_to(jnp.eye(beam, dtype=bool)[None], (batch, beam, beam))
-            sees = lax.dynamic_update_slice(sees, own, (0, 0, 1 + beam * level))
+            seen = lax.dynamic_update_slice(seen, own, (0, 0, 1 + beam * level))
         asked = slice(level * beam, (level + 1) * beam)
         return Search(
             scores=state.scores.at[:, here].set(scores),
             tokens=state.tokens.at[:, here].set(chosen.reshape(batch, -1)),
             parents=state.parents.at[:, here].set(jnp.repeat(parents, beam, axis=1)),
             asked=state.asked.at[:, asked].set(here.start + ranked),
-            sees=sees,
+            seen=seen,
         )
 
     def _beam(self, level: int, state: Search) -> jax.Array:
@@ -159,7 +159,7 @@ class BestFirstTree(ModelDrafter):
         tokens = jnp.take_along_axis(state.tokens, self._beam(level, state), axis=1)
         depths = jnp.full_like(tokens, level)
         first = 1 + self.beam * (level - 1)
-        return Asked(tokens=tokens, depths=depths, sees=state.sees, first=first)
+        return Asked(tokens=tokens, depths=depths, seen=state.seen, offset=first)
 
     def finish(self, state: Search, view: View) -> Proposed:
         """Take the most probable of all considered; a parent is never less probable."""

@@ -58,9 +58,8 @@ def propose_compiled(
 
     def step(level: Any, state: Any, cache: Cache) -> tuple[Any, Cache]:
         asked = drafter.ask(level, state, view)
-        logits, cache = network.nodes(
-            params, asked.tokens, asked.depths, asked.sees, cache, view.root, asked.first
-        )
+        block = (asked.tokens, asked.depths, asked.seen, view.root, asked.offset)
+        logits, cache = network.nodes(params, cache, *block)
         return drafter.grow(level, state, rows_of(logits), view), cache
 
     logits, cache = _root_logits(network, params, cache, view)
@@ -91,7 +90,7 @@ def _root_logits(
     last = per_sequence(lambda tokens, at: lax.dynamic_slice(tokens, (at,), (2,)))(
         view.tokens, first
     )
-    logits, cache = network.stretch(params, last, cache, first)
+    logits, cache = network.text(params, cache, last, first)
     place = (view.root - first)[:, None, None]
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
 
@@ -227,7 +226,7 @@ def propose_on_host(
 def _ask(
     drafter: ModelDrafter, model: Provider, context: Context, view: View, limit: np.int32
 ) -> HostDraft:
-    """Ask a callable level by level, as a network would be asked that sees what `ask` says."""
+    """Ask a callable level by level: a context is what a network's node would attend to."""
     static = (drafter, model.vocab, drafter.capacity)
     usage, level, state = Usage(), 0, None
     slots: dict[int, int] = {}  # the token in each slot after the root's
@@ -252,11 +251,11 @@ def _ask(
         wanted = []
         if asked is None or not np.any(is_read):
             continue
-        tokens, sees, first = (np.asarray(x) for x in (asked.tokens, asked.sees, asked.first))
-        start = int(first.reshape(-1)[0])
+        tokens, seen, offset = (np.asarray(x) for x in (asked.tokens, asked.seen, asked.offset))
+        start = int(offset.reshape(-1)[0])
         slots |= {start + place: int(token) for place, token in enumerate(tokens[0])}
-        for seen, is_used in zip(sees[0], np.asarray(is_read)[0], strict=True):
-            path = (slots[slot] for slot in np.flatnonzero(seen).tolist() if slot > 0)
+        for attends, is_used in zip(seen[0], np.asarray(is_read)[0], strict=True):
+            path = (slots[slot] for slot in np.flatnonzero(attends).tolist() if slot > 0)
             wanted.append((*context, *path) if is_used else None)
     proposal = _finish(static, state, view, limit)
     return _checked(drafter, proposal, model.vocab, usage, level)

@@ -113,12 +113,12 @@ class _Layered(ModelDrafter):
         """Ask about the whole level: a node's number is its slot."""
         here = self.layout.level(level)
         tokens = state.tokens[:, here]
-        sees = jnp.asarray(self.layout.ancestors[here])
+        seen = jnp.asarray(self.layout.ancestors[here])
         return Asked(
             tokens=tokens,
             depths=jnp.full_like(tokens, level),
-            sees=jnp.broadcast_to(sees[None], (tokens.shape[0], *sees.shape)),
-            first=here.start,
+            seen=jnp.broadcast_to(seen[None], (tokens.shape[0], *seen.shape)),
+            offset=here.start,
         )
 
     def finish(self, state: Grown, view: View) -> Proposed:

@@ -30,7 +30,7 @@ from jaxspec.draft import (
     Shape,
 )
 from jaxspec.models import fit_ngram
-from jaxspec.models.network import LanguageModel
+from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax
 
 VOCAB = 5
@@ -97,10 +97,10 @@ def decoder(name: str) -> CompiledDecoder:
 def counting(model: LanguageModel) -> LanguageModel:
     """A network that counts in its cache the tokens it was run over."""
 
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
+    def forward(params: Any, cache: Any, block: Block) -> Any:
         inner, count = cache
-        logits, inner = model.forward(params, tokens, positions, mask, inner, at)
-        return logits, (inner, count + tokens.shape[0])
+        logits, inner = model.forward(params, inner, block)
+        return logits, (inner, count + block.tokens.shape[0])
 
     def keep(cache: Any, at: Any, path: Any) -> Any:
         assert model.keep is not None

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.networks import tree_block
 
 import jaxspec as js
 from jaxspec.decode import CachedNetwork, Decoder, node_contexts
 from jaxspec.draft import FixedTree
 from jaxspec.models.load.tunix import from_tunix
-from jaxspec.models.network import CacheError
+from jaxspec.models.network import Block, CacheError
 from jaxspec.models.provider import Provider, Softmax
-from jaxspec.models.tree_attention import chain_mask, score_tree
 
 tunix = pytest.importorskip("tunix", reason="needs google-tunix: the extra tunix")
 # Of the library and of flax, which it uses in ways that flax is about to drop.
@@ -100,7 +100,11 @@ class Network:
         self.module = nnx.merge(graph, params)
         self.model = from_tunix(self.module)
         self.run = jax.jit(self.model.forward)
-        self.score = jax.jit(functools.partial(score_tree, self.model, slots=SLOTS))
+        self.score = jax.jit(
+            lambda params, cache, tree, root: self.model.guarded(
+                params, cache, tree_block(tree, root, SLOTS)
+            )
+        )
         self.keep = jax.jit(self.model.keep)
 
         @jax.jit
@@ -120,10 +124,8 @@ class Network:
 
     def fed(self, tokens: tuple[int, ...], at: int, cache: Any) -> tuple[np.ndarray, Any]:
         """Run five tokens of a text."""
-        places = at + np.arange(5, dtype=np.int32)
-        mask = np.arange(SLOTS) <= places[:, None]
-        block = np.asarray(tokens, np.int32)
-        logits, cache = self.run(self.model.params, block, places, mask, cache, np.int32(at))
+        block = Block.of_text(np.asarray(tokens, np.int32), np.int32(at), SLOTS)
+        logits, cache = self.run(self.model.params, cache, block)
         return np.asarray(logits), cache
 
     def filled(self) -> Any:
@@ -190,8 +192,7 @@ def test_each_sequence_of_a_batch_has_its_own_write_index(llama: Network) -> Non
     cache = llama.filled()
 
     def one(params: Any, tokens: jax.Array, at: jax.Array, cache: Any) -> Any:
-        places = at + jnp.arange(5, dtype=jnp.int32)
-        return llama.model.forward(params, tokens, places, chain_mask(5, at, SLOTS), cache, at)
+        return llama.model.forward(params, cache, Block.of_text(tokens, at, SLOTS))
 
     batched = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None)))
     rows, caches = batched(llama.model.params, blocks, starts, cache)

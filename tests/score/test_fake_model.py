@@ -1,15 +1,17 @@
 """The fake model: right rows for right callers, and each breach of the protocol shows."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.fake_model import FakeCache, fake_model, row_after
 
-from jaxspec.models.network import LanguageModel
+from jaxspec.models.network import Block, LanguageModel
 
 SLOTS = 16
 WIDTH = 8
@@ -34,13 +36,14 @@ def ask(
 ) -> tuple[np.ndarray, FakeCache]:
     """Run a block, padded to one width; without more, a stretch of text."""
     count = len(tokens)
-    block = np.zeros(WIDTH, np.int32)
-    placed = at + np.arange(WIDTH, dtype=np.int32)
-    seen = np.arange(SLOTS) <= placed[:, None]
-    block[:count] = tokens
-    placed[:count] = placed[:count] if positions is None else positions
-    seen[:count] = seen[:count] if mask is None else mask
-    logits, cache = run(model.forward, model.params, block, placed, seen, cache, np.int32(at))
+    padded = jnp.zeros(WIDTH, jnp.int32).at[:count].set(jnp.asarray(tokens, jnp.int32))
+    block = Block.of_text(padded, at, SLOTS)
+    changed = {"positions": positions, "mask": mask}
+    for name, values in changed.items():
+        if values is not None:
+            field = getattr(block, name).at[:count].set(jnp.asarray(values))
+            block = dataclasses.replace(block, **{name: field})
+    logits, cache = run(model.forward, model.params, cache, block)
     return np.asarray(logits)[:count], cache
 
 

@@ -9,31 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.fake_model import fake_model, row_after
+from helpers.networks import CONFIG, tiny_llama, tree_block
 
 import jaxspec as js
 from jaxspec.decode import CachedNetwork, node_contexts, score_sequential
-from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
-from jaxspec.models.network import LanguageModel
+from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax, Usage, audit_provider
-from jaxspec.models.tree_attention import score_tree
 from jaxspec.trees import ancestor_mask
 
 SLOTS = 32
 NODES = 8
 DEPTH = 4
 CHUNK = 4
-VOCAB = 11
-CONFIG = LlamaConfig(
-    vocab=VOCAB,
-    width=16,
-    layers=2,
-    heads=2,
-    kv_heads=1,
-    head_width=8,
-    hidden=24,
-    rope_frequencies=rope_frequencies(8),
-)
-LLAMA = llama(CONFIG, init_llama(jax.random.key(3), CONFIG))
+VOCAB = CONFIG.vocab
+LLAMA = tiny_llama()
 FAKE = fake_model(VOCAB)
 TEXT = tuple(np.random.default_rng(5).integers(VOCAB, size=40).tolist())
 
@@ -50,16 +39,11 @@ def from_scratch(
     mask: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """Run a network over all that its cache has room for, without more a whole text."""
-    places = np.arange(SLOTS, dtype=np.int32)
-    logits, cache = run(
-        model.forward,
-        model.params,
-        np.pad(np.asarray(tokens, np.int32), (0, SLOTS - len(tokens))),
-        places if positions is None else positions,
-        places <= places[:, None] if mask is None else mask,
-        model.init_cache(SLOTS),
-        np.int32(0),
-    )
+    padded = jnp.asarray(np.pad(tokens, (0, SLOTS - len(tokens))), jnp.int32)
+    block = Block.of_text(padded, 0, SLOTS)
+    changed = {"positions": positions, "mask": mask}
+    block = dataclasses.replace(block, **{k: v for k, v in changed.items() if v is not None})
+    logits, cache = run(model.forward, model.params, model.init_cache(SLOTS), block)
     return np.asarray(logits), cache
 
 
@@ -147,7 +131,10 @@ class Batch:
         self.caches = stacked([from_scratch(model, TEXT[:SLOTS])[1]] * len(ROOTS))
         self.trees = stacked([six_nodes(TEXT[at]) for at in ROOTS])
         self.roots = jnp.asarray(ROOTS, jnp.int32)
-        one = functools.partial(score_tree, model, slots=SLOTS)
+
+        def one(params: Any, cache: Any, tree: js.Tree, root: jax.Array) -> Any:
+            return model.guarded(params, cache, tree_block(tree, root, SLOTS))
+
         self._score = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
 
     def score(self, **changed: Any) -> tuple[np.ndarray, Any]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.extras import needs
-from jaxspec.models.network import Cache, CacheError, LanguageModel, Tokenizer
+from jaxspec.models.network import Block, Cache, CacheError, LanguageModel, Tokenizer
 
 _FULL = {"Llama3", "Qwen2", "Qwen3"}
 _WINDOW_BY_POSITION = {"Gemma"}
@@ -110,37 +110,34 @@ def _forward(
     name: str,
     window: int | None,
     params: Any,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
     cache: Cache,
-    at: jax.Array,
+    block: Block,
 ) -> tuple[jax.Array, Cache]:
     """Run the network over a block; see `jaxspec.models.network.Forward`."""
     from flax import nnx
 
-    if window is not None and tokens.shape[0] > window:
+    if window is not None and block.tokens.shape[0] > window:
         raise CacheError(
-            f"{name}: a block of {tokens.shape[0]} tokens is longer than its sliding window of "
+            f"{name}: a block of {block.tokens.shape[0]} tokens is longer than its sliding window of "
             f"{window}"
         )
-    end = jnp.reshape(at, (1,)).astype(jnp.int32)
+    end = jnp.reshape(block.first, (1,)).astype(jnp.int32)
     indexed = {layer: {**held, "end_index": end} for layer, held in cache.items()}
     # Not written for strict promotion, which a caller may have set.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         logits, written = nnx.merge(graph, params)(
-            tokens[None], positions[None], indexed, mask[None]
+            block.tokens[None], block.positions[None], indexed, block.mask[None]
         )
     cache = {layer: {"k": held["k"], "v": held["v"]} for layer, held in written.items()}
     return logits[0].astype(jnp.float32), cache
 
 
-def _keep(cache: Cache, at: jax.Array, path: jax.Array) -> Cache:
+def _keep(cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
     """Move accepted slots of a block to its front; see `jaxspec.models.network.Keep`."""
     places = jnp.arange(path.shape[0], dtype=jnp.int32)
-    sources = at + jnp.where(path >= 0, path, places)
+    sources = first + jnp.where(path >= 0, path, places)
 
     def move(slots: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(slots, slots[:, sources], (0, at, 0, 0))
+        return lax.dynamic_update_slice(slots, slots[:, sources], (0, first, 0, 0))
 
     return jax.tree.map(move, cache)

@@ -44,6 +44,7 @@ from jaxspec.draft import (
     model_path,
     node_rows,
 )
+from jaxspec.models.network import Block
 from jaxspec.models.provider import Context, Provider
 
 STOP = 2
@@ -244,9 +245,10 @@ def test_with_stop_tokens_the_compiled_text_is_that_of_the_host_loop(name: str) 
 
 
 def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
-        logits, cache = TARGET.forward(params, tokens, positions, mask, cache, at)
-        return jnp.where((tokens == 1)[:, None] & (positions > 3)[:, None], jnp.nan, logits), cache
+    def forward(params: Any, cache: Any, block: Block) -> Any:
+        logits, cache = TARGET.forward(params, cache, block)
+        is_after_stop = (block.tokens == 1) & (block.positions > 3)
+        return jnp.where(is_after_stop[:, None], jnp.nan, logits), cache
 
     ended = dataclasses.replace(TARGET, forward=forward)
     path = CompiledDecoder(ended, model_path(DRAFT, 3), max_length=LENGTH, prefill_width=4)

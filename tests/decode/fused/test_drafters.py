@@ -168,7 +168,7 @@ def paths_in_the_loop(
 
     @jax.jit
     def propose(params: Any, view: View) -> js.Tree:
-        cache = blocks.prefill(params, view.tokens, blocks.empty_cache(), jnp.int32(0), 8)
+        cache = blocks.prefill(params, blocks.empty_cache(), view.tokens, jnp.int32(0), 8)
         draft, _ = drafter.propose(params, blocks, cache, view)
         return jax.tree.map(lambda x: x[0], draft.proposal.tree)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import per_sequence
 
 
 def collatz(row, at):

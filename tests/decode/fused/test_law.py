@@ -19,8 +19,7 @@ from jaxspec import audit
 from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import ModelTree, model_path
 from jaxspec.models import bundled_pair
-from jaxspec.models.network import LanguageModel
-from jaxspec.models.tree_attention import chain_mask
+from jaxspec.models.network import Block, LanguageModel
 
 pytestmark = pytest.mark.networks
 
@@ -41,15 +40,13 @@ def rows_of(which: int) -> np.ndarray:
     prompt = np.asarray(network.tokenizer.encode(PROMPT), np.int32)
     length, vocab = len(prompt), network.vocab
     slots = length + 2
-    positions = jnp.arange(slots, dtype=jnp.int32)
 
     @jax.jit
     def after(pairs: jax.Array) -> jax.Array:
         def one(pair: jax.Array) -> jax.Array:
             tokens = jnp.concatenate([jnp.asarray(prompt), pair])
-            mask = chain_mask(slots, jnp.int32(0), slots)
             cache = network.init_cache(slots)
-            return network.forward(network.params, tokens, positions, mask, cache, jnp.int32(0))[0]
+            return network.forward(network.params, cache, Block.of_text(tokens, 0, slots))[0]
 
         return jax.vmap(one)(pairs)[:, length - 1 :]
 
@@ -65,12 +62,11 @@ def table(which: int) -> LanguageModel:
     vocab = bundled_pair()[which].vocab
     length = 1  # of a prompt, whose last character stands for all of it
 
-    def forward(
-        params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any
-    ) -> tuple[jax.Array, Any]:
+    def forward(params: Any, cache: Any, block: Block) -> tuple[jax.Array, Any]:
         seen, places = cache
-        seen = lax.dynamic_update_slice(seen, tokens, (at,))
-        places = lax.dynamic_update_slice(places, positions, (at,))
+        positions, mask = block.positions, block.mask
+        seen = lax.dynamic_update_slice(seen, block.tokens, (block.first,))
+        places = lax.dynamic_update_slice(places, positions, (block.first,))
 
         def token_at(position: jax.Array) -> jax.Array:
             is_there = mask & (places[None] == position[:, None])

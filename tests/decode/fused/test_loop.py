@@ -32,7 +32,7 @@ import jaxspec as js
 from jaxspec.decode import CompiledDecoder, Decoder, Ending, Source, texts_of
 from jaxspec.draft import FusedDrafter, Lookup, ModelTree, NGramTree, NoDraft, Plain, model_path
 from jaxspec.models import fit_ngram
-from jaxspec.models.network import CacheError, ForwardError, LanguageModel, TokensDifferError
+from jaxspec.models.network import Block, CacheError, ForwardError, LanguageModel, TokensDifferError
 
 TEMPERATURE = 0.25
 HOST = list(host_drafters(1.0))
@@ -200,9 +200,9 @@ def test_a_round_costs_the_narrowest_width_for_what_is_proposed_and_a_plain_step
 
 
 def test_a_bad_row_ends_its_text_and_leaves_the_others_alone() -> None:
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
-        logits, cache = TARGET.forward(params, tokens, positions, mask, cache, at)
-        return jnp.where((positions == 5)[:, None], jnp.nan, logits), cache
+    def forward(params: Any, cache: Any, block: Block) -> Any:
+        logits, cache = TARGET.forward(params, cache, block)
+        return jnp.where((block.positions == 5)[:, None], jnp.nan, logits), cache
 
     broken = CompiledDecoder(
         dataclasses.replace(TARGET, forward=forward), max_length=LENGTH, prefill_width=4

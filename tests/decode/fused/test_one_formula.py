@@ -27,7 +27,7 @@ from jaxspec.draft import (
     normalised_entropy,
     top_k,
 )
-from jaxspec.models.network import LanguageModel
+from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Provider, Softmax
 
 THREE_OF_NINE = np.array([0, 0, 0, *[-np.inf] * 6], np.float32)
@@ -37,8 +37,8 @@ POLICY = AdaptiveTreePolicy(min_width=1, max_width=4, max_depth=1, first_depth=1
 def constant(name: str, logits: np.ndarray) -> LanguageModel:
     """A network that gives one row after every text."""
 
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
-        return jnp.broadcast_to(params, (tokens.shape[0], len(logits))), cache
+    def forward(params: Any, cache: Any, block: Block) -> Any:
+        return jnp.broadcast_to(params, (block.tokens.shape[0], len(logits))), cache
 
     return LanguageModel(
         name,

@@ -30,8 +30,7 @@ from jaxspec.models import (
     load_smollm2,
     split_text,
 )
-from jaxspec.models.network import LanguageModel
-from jaxspec.models.tree_attention import chain_mask
+from jaxspec.models.network import Block, LanguageModel
 
 pytestmark = pytest.mark.networks
 
@@ -80,10 +79,8 @@ def assert_equal_or_undecided(
         return
     at = next(n for n, (a, b) in enumerate(zip(text.tokens, plain.tokens, strict=True)) if a != b)
     context = jnp.asarray(plain.tokens[:at], jnp.int32)
-    mask = chain_mask(at, jnp.int32(0), at)
-    positions = jnp.arange(at, dtype=jnp.int32)
-    cache = network.init_cache(at)
-    logits, _ = network.forward(network.params, context, positions, mask, cache, jnp.int32(0))
+    block = Block.of_text(context, 0, slots=at)
+    logits, _ = network.forward(network.params, network.init_cache(at), block)
     second, first = np.sort(np.asarray(logits[-1]))[-2:]
     print(f"texts part at token {at}, where the two greatest logits are {first - second} apart")
     assert first - second < GAP
@@ -106,9 +103,9 @@ def test_greedy_texts_of_50_prompts_are_those_of_the_plain_loop(name: str) -> No
 def remembering(model: LanguageModel, nodes: int) -> LanguageModel:
     """A network whose cache keeps the logits of its last block."""
 
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
+    def forward(params: Any, cache: Any, block: Block) -> Any:
         inner, last = cache
-        logits, inner = model.forward(params, tokens, positions, mask, inner, at)
+        logits, inner = model.forward(params, inner, block)
         return logits, (inner, lax.dynamic_update_slice(last, logits[:nodes], (0, 0)))
 
     return dataclasses.replace(

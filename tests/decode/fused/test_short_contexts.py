@@ -22,7 +22,7 @@ from jaxspec.draft import (
     SampledPath,
     model_path,
 )
-from jaxspec.models.network import LanguageModel
+from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax
 
 MOST = 12
@@ -148,10 +148,11 @@ def test_a_target_of_limited_context_ends_the_text_whoever_scores() -> None:
 def widened(model: LanguageModel, vocab: int) -> LanguageModel:
     """A network whose rows are padded to more tokens, some of them likely."""
 
-    def forward(params: Any, tokens: Any, *rest: Any) -> Any:
+    def forward(params: Any, cache: Any, block: Block) -> Any:
         # A table that is read beyond its end: NaN from then on.
-        logits, cache = model.forward(params, jnp.minimum(tokens, VOCAB), *rest)
-        more = jnp.full((tokens.shape[0], vocab - model.vocab), 3.0)
+        block = dataclasses.replace(block, tokens=jnp.minimum(block.tokens, VOCAB))
+        logits, cache = model.forward(params, cache, block)
+        more = jnp.full((block.tokens.shape[0], vocab - model.vocab), 3.0)
         return jnp.concatenate([logits, more], axis=1), cache
 
     return dataclasses.replace(model, vocab=vocab, forward=forward)
@@ -184,10 +185,11 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
     def likely(length: Any, xp: Any) -> Any:
         return xp.where(length % 9 == 0, 9.0, -9.0)
 
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
-        shown = jnp.minimum(tokens, VOCAB - 1)
-        logits, cache = TARGET.forward(params, shown, positions, mask, cache, at)
-        more = jnp.broadcast_to(likely(positions + 1, jnp)[:, None], (tokens.shape[0], 2))
+    def forward(params: Any, cache: Any, block: Block) -> Any:
+        block = dataclasses.replace(block, tokens=jnp.minimum(block.tokens, VOCAB - 1))
+        logits, cache = TARGET.forward(params, cache, block)
+        likely_more = likely(block.positions + 1, jnp)[:, None]
+        more = jnp.broadcast_to(likely_more, (block.tokens.shape[0], 2))
         return jnp.concatenate([logits, more.astype(jnp.float32)], axis=1), cache
 
     target = dataclasses.replace(TARGET, vocab=VOCAB + 2, forward=forward)

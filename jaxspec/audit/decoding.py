@@ -5,7 +5,7 @@ draws of the draft are cut into boxes of one proposal each, by proposing again a
 verification of each proposal is cut into its boxes by search; and each verdict is committed to the
 state that the next round starts from.
 
-This is where the contract of `jaxspec.decode.Drafter` is put to the test: what a draft may depend on.
+This is where the contract of `jaxspec.draft.Drafter` is put to the test: what a draft may depend on.
 The draft may choose each candidate's row, and whether to draw one more, by all that was drawn before;
 it may not look at a token that it has drawn and then drop it, sort it or merge it with another. A
 drafter that does has a law of its own, and `tv` says how far it is from the target's. To audit such a
@@ -28,7 +28,7 @@ from jaxspec.audit.law import UNITS, Progress, search
 from jaxspec.audit.rounds import causal_nodes
 from jaxspec.checks import assert_whole
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, Target, as_target
-from jaxspec.draft import Draft
+from jaxspec.draft import HostDraft
 from jaxspec.draws import Draws
 from jaxspec.models.provider import Context, Provider
 from jaxspec.proposals import Proposal
@@ -202,7 +202,7 @@ class _Round:
 
     mass: float
     state: DecodeState
-    draft: Draft
+    draft: HostDraft
     scores: Scores
 
 
@@ -212,12 +212,12 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
     Returns:
       (the rounds, the number of replays inside the boxes that led to another proposal).
     """
-    nodes = decoder.drafter.max_nodes
+    nodes = decoder.drafter.capacity.max_nodes
     generator = np.random.default_rng(0)
 
-    drafts: dict[bytes, Draft] = {}
+    drafts: dict[bytes, HostDraft] = {}
 
-    def propose(units: np.ndarray, block: float = 0.5) -> Draft:
+    def propose(units: np.ndarray, block: float = 0.5) -> HostDraft:
         pairs = np.stack([np.full(nodes, block), units / UNITS], axis=1).astype(np.float32)
         if pairs.tobytes() not in drafts:
             drafts[pairs.tobytes()] = decoder.propose(state, jnp.asarray(pairs))
@@ -243,7 +243,7 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
 
 
 def _pieces(
-    propose: Callable[[np.ndarray], Draft],
+    propose: Callable[[np.ndarray], HostDraft],
     low: np.ndarray,
     high: np.ndarray,
     node: int,
@@ -304,7 +304,7 @@ def _expected_edges(proposal: Proposal, node: int) -> list[int]:
     return np.unique(np.rint(running * UNITS).astype(np.int64)).tolist()
 
 
-def _content(draft: Draft) -> bytes:
+def _content(draft: HostDraft) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(draft.proposal))
 
 

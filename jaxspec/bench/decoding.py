@@ -21,12 +21,12 @@ from jaxspec import models
 from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder
 from jaxspec.draft import (
     BestFirstTree,
-    FusedDrafter,
+    Drafter,
+    FixedTree,
     Lookup,
-    ModelTree,
     NGramTree,
     NoDraft,
-    model_path,
+    SampledPath,
 )
 from jaxspec.models.load.smollm2 import STOP_TOKENS
 from jaxspec.models.network import LanguageModel
@@ -203,12 +203,12 @@ def measure_pair(
         ]
         for temperature in temperatures
     }
-    drafters: dict[str, FusedDrafter] = {
-        "path of 4, draft network": model_path(draft, 4),
-        "block of 4, draft network": model_path(draft, 4, RULES["block"]),
-        "sampled tree (2, 2, 1, 1)": ModelTree(draft, (2, 2, 1, 1), RULES["without_replacement"]),
-        "top-k path of 4": ModelTree(draft, (1,) * 4, RULES["point_mass"]),
-        "top-k tree (2, 2, 1, 1)": ModelTree(draft, (2, 2, 1, 1), RULES["point_mass"]),
+    drafters: dict[str, Drafter] = {
+        "path of 4, draft network": SampledPath(draft, 4),
+        "block of 4, draft network": SampledPath(draft, 4, RULES["block"]),
+        "sampled tree (2, 2, 1, 1)": FixedTree(draft, (2, 2, 1, 1), RULES["without_replacement"]),
+        "top-k path of 4": FixedTree(draft, (1,) * 4),
+        "top-k tree (2, 2, 1, 1)": FixedTree(draft, (2, 2, 1, 1)),
         "best-first tree of 16": BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
         "path of 4, 5-gram": NGramTree(ngram, (1,) * 4),
         "tree (2, 2, 1, 1), 5-gram": NGramTree(ngram, (2, 2, 1, 1)),
@@ -241,7 +241,7 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
 
 def _measure(
     target: LanguageModel,
-    drafters: Mapping[str, FusedDrafter],
+    drafters: Mapping[str, Drafter],
     requests: Mapping[str, Sequence[Request]],
     length: int,
     others: Mapping[str, Callable[[Request], Run]],

@@ -249,7 +249,7 @@ def decode_all(
     )
     drafters: dict[str, Drafter] = {
         "path": SampledPath(draft, depth=4),
-        "fixed tree": FixedTree(draft, widths=(3, 2, 1, 1)),
+        "fixed tree": FixedTree(draft, shape=(3, 2, 1, 1)),
         "adaptive tree": AdaptiveTree(draft),
     }
     decoders = {"plain": plain}

@@ -29,8 +29,7 @@ from jaxspec.decode.commit import (
 )
 from jaxspec.decode.compiled_state import BatchState, DecodedText, Source
 from jaxspec.decode.request import Options, arrays_of, requests_of
-from jaxspec.draft import cut_below, node_rows
-from jaxspec.draft.base import FusedDrafter, NetworkDraft, Plain, View, assert_drafter, is_path
+from jaxspec.draft import Drafter, NoDraft, View, propose_compiled
 from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
@@ -38,12 +37,11 @@ from jaxspec.models.network import (
     Cache,
     CacheError,
     LanguageModel,
-    TokensDifferError,
     assert_language_model,
     assert_same_tokens,
     shapes_of,
 )
-from jaxspec.proposals import Proposal, propose
+from jaxspec.proposals import Proposal
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree, ancestor_mask
 from jaxspec.verify import Verdict
@@ -73,7 +71,7 @@ class CompiledDecoder:
     """
 
     target: LanguageModel
-    drafter: FusedDrafter = dataclasses.field(default_factory=Plain)
+    drafter: Drafter = NoDraft()  # noqa: RUF009 (a frozen dataclass)
     _: dataclasses.KW_ONLY
     max_context: int = 512
     bonus: bool = True
@@ -84,31 +82,28 @@ class CompiledDecoder:
     def __post_init__(self) -> None:
         """Raise ValueError for arguments of another kind, and networks that do not fit."""
         assert_language_model("target", self.target)
-        assert_drafter(self.drafter)
+        assert_kind("drafter", self.drafter, Drafter, "a drafter, such as NoDraft()")
+        self.drafter.validate(self.target.vocab)
         for name in ("max_context", "max_stop_tokens", "prefill_width"):
             assert_length(name, getattr(self, name))
         assert_bool("bonus", self.bonus)
         wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
         assert_function("draws", self.draws, wanted)
         draft = self.drafter.model
-        for model in (self.target, draft):
+        if draft is not None:
+            assert_language_model("the drafter's model", draft)
+            assert isinstance(draft, LanguageModel)
+            assert_same_tokens(self.target, draft)
+        for model in (self.target, self._draft):
             if model is not None:
                 model.assert_rolls_back()
-                if not self._is_path:
+                if not self.drafter.capacity.is_path:
                     model.assert_takes_trees()
         most = self.target.max_context
         if most is not None and self.max_context > most:
             raise CacheError(
                 f"max_context is {self.max_context}, but {self.target.name} was made for {most} "
                 "positions"
-            )
-        if draft is not None:
-            assert_same_tokens(self.target, draft)
-        vocab = getattr(self.drafter, "vocab", None)
-        if vocab not in (None, self.target.vocab):
-            raise TokensDifferError(
-                f"target {self.target.name} has a vocabulary of {self.target.vocab}, the drafter one "
-                f"of {vocab}: they must be the same tokens"
             )
 
     @property
@@ -228,15 +223,15 @@ class CompiledDecoder:
         return of_batch
 
     @property
-    def _is_path(self) -> bool:
-        return is_path(self.drafter.capacity)
+    def _draft(self) -> LanguageModel | None:
+        model = self.drafter.model
+        return model if isinstance(model, LanguageModel) else None
 
     def _target_network(self, batch: int) -> BatchedNetwork:
         return BatchedNetwork(self.target, self.slots, batch)
 
     def _draft_network(self, batch: int) -> BatchedNetwork | None:
-        model = self.drafter.model
-        vocab = self.target.vocab
+        model, vocab = self._draft, self.target.vocab
         return None if model is None else BatchedNetwork(model, self.slots, batch, vocab)
 
     # --- traced
@@ -281,13 +276,14 @@ class CompiledDecoder:
         is_open, root = state.ending == Ending.NONE, state.length - 1
         draws = per_sequence(self._draws_of)(state.keys, root)
         view = self._view(state, is_open, draws.draft)
-        draft, draft_cache = self.drafter.propose(draft_params, network, state.draft_cache, view)
-        draft = self._within(draft, view)
+        draft, draft_cache = propose_compiled(
+            self.drafter, draft_params, network, state.draft_cache, view
+        )
         tree = draft.proposal.tree
         logits, target_cache = self._score(target, target_params, state.target_cache, tree, view)
         verdict = per_sequence(self._verify)(draws.verify, draft.proposal, logits, view)
         path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
-        if not self._is_path:
+        if not self.drafter.capacity.is_path:
             target_cache = target.keep(target_cache, root, path)
         if draft.slots is not None and network is not None:
             at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
@@ -315,7 +311,7 @@ class CompiledDecoder:
 
     def _draft_room(self, state: BatchState) -> jax.Array:
         """Return how many levels the draft can be asked about after each text, int32 [B]."""
-        model = self.drafter.model
+        model = self._draft
         if model is None:
             return jnp.full_like(state.length, UNLIMITED)
         room = levels_within(model.max_context, state.length)
@@ -325,41 +321,22 @@ class CompiledDecoder:
             room = jnp.where(is_unknown, 0, room)
         return room
 
-    def _within(self, draft: NetworkDraft, view: View) -> NetworkDraft:
-        """Cut every tree to what may be drafted: nothing below a stop token or beyond the depth."""
-
-        def one(
-            proposal: Proposal, depth: jax.Array, stops: jax.Array
-        ) -> tuple[Proposal, jax.Array]:
-            tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(UNLIMITED))
-            rows = proposal.draft_rows
-            if rows is not None and not self._is_path:  # a path is only shortened
-                rows = node_rows(rows, nodes)
-            return propose(type(proposal), tree, rows), nodes
-
-        proposal, nodes = per_sequence(one)(draft.proposal, view.depth, view.stop_tokens)
-        slots = draft.slots
-        if slots is not None:
-            at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
-            slots = jnp.where(nodes >= 0, at, -1)
-        return NetworkDraft(proposal=proposal, slots=slots)
-
     def _score(
         self, network: BatchedNetwork, params: Any, cache: Cache, tree: Tree, view: View
     ) -> tuple[jax.Array, Cache]:
         """Run the target over every tree; rows after stop tokens are zeros."""
         is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
         tokens = tree.tokens.at[:, 0].set(view.root_token)
-        if self._is_path:
+        if self.drafter.capacity.is_path:
             depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
             seen = None
         else:
             seen = per_sequence(ancestor_mask)(tree)
             depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
         needed = jnp.max(tree.num_nodes.astype(jnp.int32))
-        widths = self.drafter.widths
+        sizes = self.drafter.block_sizes
         return network.fitting(
-            params, cache, widths, tokens, depths, seen, view.root, needed, is_end
+            params, cache, sizes, tokens, depths, seen, view.root, needed, is_end
         )
 
     def _verify(self, draws: Draws, proposal: Proposal, logits: jax.Array, view: View) -> Verdict:

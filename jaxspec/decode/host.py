@@ -14,24 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import assert_between, assert_bool, assert_kind, assert_length
+from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import (
     UNLIMITED,
     Ending,
     commit,
     depth_to_draft,
     levels_within,
-    proposed_depth,
 )
 from jaxspec.decode.request import Options, requests_of
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
 from jaxspec.decode.target import Scores, Target, as_target
-from jaxspec.draft import cut, cut_below, node_rows
-from jaxspec.draft.bounds import Bounds
-from jaxspec.draft.host import Draft, Drafter, NoDraft, assert_drafter, takes_bounds
+from jaxspec.draft import Drafter, HostDraft, NoDraft, cut, propose_on_host
 from jaxspec.draws import round_draws
+from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
-from jaxspec.proposals import Proposal, propose
 from jaxspec.storage.files import plain, shown
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
@@ -61,21 +59,15 @@ class Decoder:
     """
 
     target: Target | Provider
-    drafter: Drafter = NoDraft()
+    drafter: Drafter = NoDraft()  # noqa: RUF009 (a frozen dataclass)
     _: dataclasses.KW_ONLY
     bonus: bool = True
     max_context: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for arguments of another kind, and for tokens of another vocabulary."""
-        assert_drafter(self.drafter)
-        draft, vocab = self.drafter.draft, self._target.vocab
-        if draft is not None and draft.vocab != vocab and not takes_bounds(self.drafter):
-            raise ValueError(
-                f"draft {draft.name!r} has a vocabulary of {draft.vocab}, target "
-                f"{self._target.name!r} one of {vocab}: the drafter's propose must take `bounds` "
-                "then, to draft the tokens that both have"
-            )
+        assert_kind("drafter", self.drafter, Drafter, "a drafter, such as NoDraft()")
+        self.drafter.validate(self._target.vocab)
         assert_bool("bonus", self.bonus)
         if self.max_context is not None:
             assert_length("max_context", self.max_context)
@@ -133,7 +125,7 @@ class Decoder:
         if state.ending != Ending.NONE:
             raise ValueError(f"the decode is finished: {state.ending.name.lower()}")
         position, rule = len(state.tokens) - 1, self.drafter.rule
-        draws = _round_draws(state.request.key, self.drafter.max_nodes, position)
+        draws = _round_draws(state.request.key, self.drafter.capacity.max_nodes, position)
         draft = self.propose(state, draws.draft)
         scores = self.score(state, draft)
         rows = jnp.asarray(scores.rows)
@@ -142,7 +134,7 @@ class Decoder:
             position=position,
             rule=rule.name,
             target=self._target.name,
-            draft=None if self.drafter.draft is None else self.drafter.draft.name,
+            draft=None if self._draft_model is None else self._draft_model.name,
             draws=draws,
             proposal=draft.proposal,
             target_rows=scores.rows,
@@ -151,11 +143,8 @@ class Decoder:
         )
         return self.commit(state, draft, scores, verdict), record
 
-    def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
+    def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
         """Draft for a round, within the budget, the capacity, and the contexts of both models.
-
-        What a drafter proposes beyond the depth it was asked for, below a stop token, or beyond the
-        nodes that the target has room for is cut off.
 
         Args:
           state: where the round begins.
@@ -163,15 +152,19 @@ class Decoder:
         """
         room = self._limit(state) - len(state.tokens)
         wanted = (min(each, UNLIMITED) for each in (state.depth, room, self._draft_room(state)))
-        depth = int(_depth_to_draft(*map(np.int32, wanted), bonus=self.bonus))
-        request, bounds = state.request, ()
-        if takes_bounds(self.drafter):
-            stops = frozenset(request.stop_tokens)
-            bounds = (Bounds(self._target.vocab, stops, request.apply),)  # type: ignore[assignment]
-        draft = self.drafter.propose(state.tokens, depth, pairs, *bounds)
-        return self._within(state, draft, depth)
+        return propose_on_host(
+            self.drafter,
+            state.tokens,
+            int(_depth_to_draft(*map(np.int32, wanted), bonus=self.bonus)),
+            pairs,
+            vocab=self._target.vocab,
+            stop_tokens=state.request.stop_tokens,
+            max_nodes=self._node_room(state),
+            provider=self._draft_model,
+            apply=state.request.apply,
+        )
 
-    def score(self, state: DecodeState, draft: Draft) -> Scores:
+    def score(self, state: DecodeState, draft: HostDraft) -> Scores:
         """Ask for the target's rows of a draft, at the request's temperature and filters.
 
         The target is not asked about contexts that end with a drafted stop token: nothing follows it.
@@ -200,7 +193,7 @@ class Decoder:
         return dataclasses.replace(scores, rows=rows)
 
     def commit(
-        self, state: DecodeState, draft: Draft, scores: Scores, verdict: Verdict
+        self, state: DecodeState, draft: HostDraft, scores: Scores, verdict: Verdict
     ) -> DecodeState:
         """Take a verdict's tokens into the text, up to a stop token; see `jaxspec.decode.commit`."""
         room = np.int32(self._limit(state) - len(state.tokens))
@@ -225,12 +218,13 @@ class Decoder:
             draft_batches=draft.batches,
             status=int(verdict.status),
         )
-        depth = self.drafter.next_depth(state.depth, accepted, draft.depth)
+        counts: list[Any] = [np.int32(each) for each in (state.depth, accepted, draft.depth)]
+        depth = int(self.drafter.next_depth(*counts))
         assert_between("the drafter's next depth", depth, 0, UNLIMITED)
         return dataclasses.replace(
             state,
             tokens=(*state.tokens, *np.asarray(verdict.tokens)[:count].tolist()),
-            depth=int(depth),
+            depth=depth,
             rounds=(*state.rounds, summary),
             ending=ending,
         )
@@ -259,6 +253,15 @@ class Decoder:
         return as_target(self.target)
 
     @functools.cached_property
+    def _draft_model(self) -> Provider | None:
+        """The draft model as a callable; of a network one with a cache."""
+        model = self.drafter.model
+        if not isinstance(model, LanguageModel):
+            return model
+        slots = self._capacity if self._capacity < UNLIMITED else 4096
+        return CachedNetwork(model, slots=slots).provider()
+
+    @functools.cached_property
     def _capacity(self) -> int:
         """Most tokens of a text: the least of what the decoder and the target allow."""
         limits = (self.max_context, self._target.max_context, UNLIMITED)
@@ -277,34 +280,12 @@ class Decoder:
 
     def _draft_room(self, state: DecodeState) -> int:
         """Return how many levels the draft can be asked about after a text."""
-        draft = self.drafter.draft
+        draft = self._draft_model
         if draft is None:
             return UNLIMITED
         if max(state.tokens) >= draft.vocab:
             return 0
         return int(_levels_within(draft.max_context, np.int32(len(state.tokens))))
-
-    def _within(self, state: DecodeState, draft: Draft, depth: int) -> Draft:
-        """Check what a drafter proposed, and cut it to what may be drafted."""
-        assert_kind("what the drafter proposed", draft, Draft, "a jaxspec.draft.Draft(...)")
-        tree, vocab, most = draft.proposal.tree, self._target.vocab, self._node_room(state)
-        tokens, parents = np.asarray(tree.tokens), np.asarray(tree.parents)
-        count = int(tree.num_nodes)
-        bad = np.flatnonzero((tokens[1:count] < 0) | (tokens[1:count] >= vocab))
-        if bad.size:
-            raise ValueError(
-                f"the drafter proposed token {tokens[1 + bad[0]]} at node {1 + bad[0]}: outside the "
-                f"target's vocabulary of {vocab}"
-            )
-        above = parents[1:count]
-        is_below_stop = np.isin(tokens[above[above > 0]], state.request.stop_tokens).any()
-        is_deep = np.asarray(tree.level_sizes)[depth + 1 :].any()
-        if not (is_below_stop or is_deep or count > most):
-            return draft
-        limits = (_stops(state), np.int32(depth), np.int32(min(most, UNLIMITED)))
-        proposal = _cut_proposal(draft.proposal, *limits)
-        left = int(proposed_depth(proposal.tree.level_sizes))
-        return dataclasses.replace(draft, proposal=proposal, depth=left)
 
     def _assert_own(self, state: DecodeState) -> None:
         assert_kind("state", state, DecodeState, "a DecodeState, such as start and step give")
@@ -319,16 +300,6 @@ class Decoder:
 
 def _stops(state: DecodeState) -> np.ndarray:
     return np.array([*state.request.stop_tokens, -1], np.int32)
-
-
-@jax.jit
-def _cut_proposal(
-    proposal: Proposal, stop_tokens: jax.Array, max_depth: jax.Array, max_nodes: jax.Array
-) -> Proposal:
-    """Cut a proposal, the draft's rows with it."""
-    tree, nodes = cut_below(proposal.tree, stop_tokens, max_depth, max_nodes)
-    rows = None if proposal.draft_rows is None else node_rows(proposal.draft_rows, nodes)
-    return propose(type(proposal), tree, rows)
 
 
 def _narrowed(tree: Tree, room: int) -> Tree:

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import MOST_TOKENS, described
-from jaxspec.draft import TINY
 from jaxspec.logits import Logits
 from jaxspec.models.provider import Context
-from jaxspec.rows import row_of
+from jaxspec.rows import LEAST, row_of
 from jaxspec.storage import typed
 
 KeyWord = Annotated[int, typed.Range(0, 2**32 - 1)]
@@ -226,9 +225,9 @@ def _sampling(requests: Sequence[Request], vocab: int) -> dict[str, np.ndarray]:
     ranks = [vocab if each.top_k is None else min(each.top_k, vocab) for each in requests]
     top_p = np.array([each.top_p for each in requests]).astype(np.float32)
     return {
-        "temperature": np.where(temperature < TINY, np.float32(0), temperature),
+        "temperature": np.where(temperature < LEAST, np.float32(0), temperature),
         "top_k": np.array(ranks, np.int32),
-        "top_p": np.maximum(top_p, np.float32(TINY)),
+        "top_p": np.maximum(top_p, np.float32(LEAST)),
     }
 
 

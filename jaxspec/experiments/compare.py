@@ -277,7 +277,7 @@ def compare_path_decoding(
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with a sampled path; `options` are those of `compare_decoding`."""
-    drafter = SampledPath(draft=draft, depth=depth, rule=RULES[rule])
+    drafter = SampledPath(draft, depth=depth, rule=RULES[rule])
     return compare_decoding("path", target, drafter, prompt, **options)
 
 
@@ -290,7 +290,7 @@ def compare_tree_decoding(
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with a fixed tree; `options` are those of `compare_decoding`."""
-    drafter = FixedTree(draft=draft, widths=tuple(widths))
+    drafter = FixedTree(draft, tuple(widths))
     return compare_decoding("fixed tree", target, drafter, prompt, **options)
 
 
@@ -303,5 +303,5 @@ def compare_adaptive_decoding(
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with an adaptive tree; `options` are those of `compare_decoding`."""
-    drafter = AdaptiveTree(draft=draft, policy=policy or AdaptiveTreePolicy())
+    drafter = AdaptiveTree(draft, policy=policy or AdaptiveTreePolicy())
     return compare_decoding("adaptive tree", target, drafter, prompt, **options)

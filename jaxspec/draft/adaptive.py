@@ -7,21 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import assert_between, assert_kind, struct
-from jaxspec.draft.base import (
-    Asked,
-    Model,
-    ModelDrafter,
-    Proposed,
-    View,
-    assert_model,
-    assert_rule_for,
-    with_ends,
-)
+from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, with_ends
 from jaxspec.draft.likely import entropies, likeliest
 from jaxspec.draft.policy import AdaptiveTreePolicy
 from jaxspec.draft.shape import Capacity, count_nodes
 from jaxspec.models.batched import per_sequence
-from jaxspec.models.network import LanguageModel
 from jaxspec.proposals import PointMass
 from jaxspec.trees import Tree, ancestor_mask, tree_of_parents
 from jaxspec.verify import RULES, Rule
@@ -69,15 +59,12 @@ class AdaptiveTree(ModelDrafter):
 
     def __post_init__(self) -> None:
         """Raise ValueError for a policy, rule or model of another kind."""
-        assert_model(self.model)
         assert_kind("policy", self.policy, AdaptiveTreePolicy, "an AdaptiveTreePolicy(...)")
-        assert_rule_for(self.rule)
         wanted = "a tuple of block sizes, such as (1, 8)"
         assert_kind("target_blocks", self.target_blocks, tuple, wanted)
         for size in self.target_blocks:
             assert_between("an entry of target_blocks", size, 1)
-        if isinstance(self.model, LanguageModel):
-            self.model.assert_takes_trees()
+        super().__post_init__()
 
     @property
     def capacity(self) -> Capacity:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Model: TypeAlias = Provider | LanguageModel
 """A draft model: a callable for the host loop, or a network for either loop."""
 
+_MODEL = "a jaxspec.models.Provider(name, vocab, ask) or a LanguageModel"
+
 
 @struct
 class View:
@@ -116,10 +118,12 @@ class Drafter(abc.ABC):
     `audit.decoding_law` shows a violation.
 
     Attributes:
+      kinds: the kinds of proposal that it can make.
       rule: how its proposals are verified.
       model: the model it drafts with, if any.
     """
 
+    kinds: ClassVar[tuple[type[Proposal], ...]] = (PointMass,)
     rule: Rule = RULES["point_mass"]
     model: Model | None = None
 
@@ -134,6 +138,18 @@ class Drafter(abc.ABC):
 
         The drivers cut off what is deeper than `view.depth` or below a stop token.
         """
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the rule and the model fit the candidates."""
+        assert_rule("rule", self.rule)
+        if self.rule.proposal not in self.kinds:
+            raise ValueError(
+                f"rule {self.rule.name!r} does not verify the candidates of this drafter"
+            )
+        if self.rule.is_path and not self.capacity.is_path:
+            raise ValueError(f"rule {self.rule.name!r} is for paths: each node must have one child")
+        if isinstance(self.model, LanguageModel) and not self.capacity.is_path:
+            self.model.assert_takes_trees()
 
     @property
     def first_depth(self) -> int:
@@ -188,7 +204,7 @@ class Drafter(abc.ABC):
                 f"max_nodes, {self.capacity.max_nodes}"
             )
         if self.model is not None:
-            assert_model(self.model)
+            assert_kind(f"the model of {name}", self.model, Model, _MODEL)
 
     def describe(self) -> dict[str, Any]:
         """Return a JSON-serializable description; two drafters of one description draft alike."""
@@ -273,6 +289,11 @@ class ModelDrafter(Drafter):
 
     is_unrolled: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the rule and the model fit the candidates."""
+        assert_kind("model", self.model, Model, _MODEL)
+        super().__post_init__()
+
     @abc.abstractmethod
     def start(self, view: View, vocab: int) -> Any:
         """Return the state before level 0: a pytree of arrays with a leading B."""
@@ -321,21 +342,6 @@ class NoDraft(Drafter):
         """Propose nothing."""
         empty = jnp.zeros((view.length.shape[0], 0), jnp.int32)
         return Proposed(proposal=PointMass(tree=jax.vmap(chain)(empty)))
-
-
-def assert_model(model: Any) -> None:
-    """Raise ValueError unless a value is a draft model."""
-    wanted = "a jaxspec.models.Provider(name, vocab, ask) or a LanguageModel"
-    assert_kind("model", model, Model, wanted)
-
-
-def assert_rule_for(rule: Any, *kinds: type[Proposal], is_path: bool = False) -> None:
-    """Raise ValueError unless a rule takes candidates of one of these kinds, default point masses."""
-    assert_rule("rule", rule)
-    if rule.proposal not in (kinds or (PointMass,)):
-        raise ValueError(f"rule {rule.name!r} does not verify the candidates of this drafter")
-    if rule.is_path and not is_path:
-        raise ValueError(f"rule {rule.name!r} is for paths: each node must have one child")
 
 
 def with_ends(sizes: Collection[int], nodes: int) -> tuple[int, ...]:

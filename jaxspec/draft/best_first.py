@@ -7,19 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.checks import assert_between, struct
-from jaxspec.draft.base import (
-    Asked,
-    Model,
-    ModelDrafter,
-    Proposed,
-    View,
-    assert_model,
-    assert_rule_for,
-)
+from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View
 from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import MAX_NODES, Capacity
 from jaxspec.models.batched import per_sequence
-from jaxspec.models.network import LanguageModel
 from jaxspec.proposals import PointMass
 from jaxspec.rows import LEAST
 from jaxspec.trees import tree_of_parents
@@ -73,8 +64,7 @@ class BestFirstTree(ModelDrafter):
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that do not fit each other, or a network without trees."""
-        assert_model(self.model)
-        assert_rule_for(self.rule)
+        super().__post_init__()
         for name in ("max_nodes", "beam", "depth"):
             assert_between(name, getattr(self, name), 1, MAX_NODES)
         if self.beam > self.model.vocab:
@@ -84,8 +74,6 @@ class BestFirstTree(ModelDrafter):
                 f"max_nodes is {self.max_nodes}: with this beam and depth it must be from 2 to "
                 f"{1 + self._start(self.depth)}"
             )
-        if isinstance(self.model, LanguageModel):
-            self.model.assert_takes_trees()
 
     @property
     def capacity(self) -> Capacity:

@@ -9,7 +9,7 @@ In the shape descriptions B denotes the batch, N the nodes of a tree, V the targ
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -116,15 +116,19 @@ def _within(
     stops = view.stop_tokens
     stops = jnp.full((batch, 1), -1, jnp.int32) if stops is None else stops
 
-    def one(proposal: Proposal, depth: Any, stops: jax.Array, *is_in: jax.Array) -> Any:
-        tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(max_nodes), *is_in)
+    def one(proposal: Proposal, view: View, stops: jax.Array, *is_in: jax.Array) -> Any:
+        tree, nodes = cut_below(proposal.tree, stops, view.depth, jnp.int32(max_nodes), *is_in)
+        root = view.tokens[view.length - 1]
+        tree = dataclasses.replace(tree, tokens=tree.tokens.at[0].set(root))
         rows = proposal.draft_rows
         if rows is not None and not drafter.capacity.is_path:  # a path is only shortened
             rows = node_rows(rows, nodes)
         return propose(type(proposal), tree, rows), nodes
 
     is_in = () if proposed.is_in is None else (proposed.is_in,)
-    proposal, nodes = per_sequence(one)(proposed.proposal, view.depth, stops, *is_in)
+    proposal, nodes = per_sequence(one)(
+        proposed.proposal, dataclasses.replace(view, params=()), stops, *is_in
+    )
     slots = proposed.slots
     if slots is not None:
         at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
@@ -149,30 +153,18 @@ class HostDraft:
     batches: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Aligned(Provider):
-    """A draft with rows over the target's vocabulary.
+def _aligned(rows: np.ndarray, vocab: int) -> np.ndarray:
+    """Return rows over the target's vocabulary: softmax of the common logits, or all zeros.
 
-    Tokens that the draft does not have get probability 0. Tokens that the target does not have are
-    left out and the row is divided by what is left: softmax of the common logits. It is all zeros
-    where nothing is left.
-
-    Attributes:
-      inner: the draft.
+    Tokens that the draft does not have get probability 0; those that the target does not have are
+    left out, and the row is divided by what is left.
     """
-
-    inner: Provider | None = None
-
-    def rows(self, contexts: Sequence[Context]) -> tuple[np.ndarray, Usage]:
-        """Ask the draft; see `Provider.rows`."""
-        assert self.inner is not None
-        rows, usage = self.inner.rows(contexts)
-        common = rows[:, : self.vocab].astype(np.float64)
-        if rows.shape[1] > self.vocab:
-            mass = common.sum(axis=1, keepdims=True)
-            common /= np.where(mass > 0, mass, 1.0)
-        padded = np.pad(common, ((0, 0), (0, self.vocab - common.shape[1])))
-        return padded.astype(np.float32), usage
+    common = rows[:, :vocab].astype(np.float64)
+    if rows.shape[1] > vocab:
+        mass = common.sum(axis=1, keepdims=True)
+        common /= np.where(mass > 0, mass, 1.0)
+    padded = np.pad(common, ((0, 0), (0, vocab - common.shape[1])))
+    return padded.astype(np.float32)
 
 
 @moves_data
@@ -221,21 +213,21 @@ def propose_on_host(
     assert_kind(f"the model of {type(drafter).__name__}", model, Provider, wanted)
     assert isinstance(model, Provider)
     tokens = model.check_context(tokens)
-    if vocab is not None and vocab != model.vocab:
-        model = Aligned(model.name, vocab, model.ask, model.is_batched, inner=model)
-    return _ask(drafter, model, tokens, view, limit, apply)
+    vocab = model.vocab if vocab is None else vocab
+    return _ask(drafter, model, vocab, tokens, view, limit, apply)
 
 
 def _ask(
     drafter: ModelDrafter,
     model: Provider,
+    vocab: int,
     context: Context,
     view: View,
     limit: np.int32,
     apply: Callable[[np.ndarray], np.ndarray] | None,
 ) -> HostDraft:
     """Ask a callable level by level: a context is what a network's node would attend to."""
-    static = (drafter, model.vocab, drafter.capacity)
+    static = (drafter, vocab, drafter.capacity)
     usage, level, state = Usage(), 0, None
     slots: dict[int, int] = {}  # the token in each slot after the root's
     wanted: list[Context | None] = [context if int(view.depth[0]) > 0 else None]
@@ -243,13 +235,14 @@ def _ask(
         distinct = list(dict.fromkeys(each for each in wanted if each is not None))
         answers, used = model.rows(distinct)
         usage += used
+        answers = answers if model.vocab == vocab else _aligned(answers, vocab)
         if drafter.rule.proposal is not PointMass:
             # A recorded row is the law that is drawn from: in half precision masses are off 1 by 1e-3.
             mass = answers.sum(axis=1, dtype=np.float64, keepdims=True)
             answers = (answers / np.where(mass > 0, mass, 1.0)).astype(np.float32)
             answers = answers if apply is None else apply(answers)
         found = dict(zip(distinct, answers, strict=True))
-        rows = np.zeros((1, len(wanted), model.vocab), np.float32)
+        rows = np.zeros((1, len(wanted), vocab), np.float32)
         for place, each in enumerate(wanted):
             if each is not None:
                 rows[0, place] = found[each]
@@ -267,7 +260,7 @@ def _ask(
             path = (slots[slot] for slot in np.flatnonzero(attends).tolist() if slot > 0)
             wanted.append((*context, *path) if is_used else None)
     proposal = _finish(static, state, view, limit)
-    return _checked(drafter, proposal, model.vocab, usage, level)
+    return _checked(drafter, proposal, vocab, usage, level)
 
 
 def _view(

@@ -149,7 +149,7 @@ def build_from_depth_logits(
         candidates.append(_greatest(row, row > -np.inf, row.size))
     counts = tuple(min(k, len(found)) for k, found in zip(branching, candidates, strict=False))
     shape = Shape.of_branching(counts, max_nodes)
-    ranks = shape.children[shape.parents[1:]] == np.arange(1, len(shape.parents))[:, None]
+    ranks = shape.children[list(shape.parents[1:])] == np.arange(1, len(shape.parents))[:, None]
     tokens = [
         candidates[depth - 1][rank]
         for depth, rank in zip(shape.depths[1:], ranks.argmax(axis=1), strict=True)

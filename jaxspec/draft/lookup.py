@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import assert_between, assert_kind
-from jaxspec.draft.base import Drafter, Proposed, View, assert_rule_for, with_ends
+from jaxspec.draft.base import Drafter, Proposed, View, with_ends
 from jaxspec.draft.shape import MAX_NODES, Capacity
 from jaxspec.models.batched import per_sequence
 from jaxspec.proposals import PointMass
@@ -61,12 +61,12 @@ class Lookup(Drafter):
         assert_between("matches", self.matches, 1, MAX_NODES)
         if self.max_nodes is not None:
             assert_between("max_nodes, the root counted,", self.max_nodes, 2)
-        assert_rule_for(self.rule)
         if self.capacity.max_nodes > MAX_NODES:
             raise ValueError(
                 f"{self.matches} matches of {max(self.lengths.values())} tokens: more than "
                 f"{MAX_NODES} nodes, the most that a tree may have; give max_nodes"
             )
+        super().__post_init__()
 
     @property
     def capacity(self) -> Capacity:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import assert_kind, struct
-from jaxspec.draft.base import Drafter, Proposed, View, assert_rule_for
+from jaxspec.draft.base import Drafter, Proposed, View
 from jaxspec.draft.shape import Capacity, Shape, shape_of
 from jaxspec.models import NGram
 from jaxspec.models.batched import per_sequence
@@ -53,7 +53,7 @@ class NGramTree(Drafter):
     def __post_init__(self) -> None:
         """Raise ValueError for a model that cannot draft, or more children than it has tokens."""
         assert_kind("ngram", self.ngram, NGram, "a jaxspec.models.NGram, such as fit_ngram gives")
-        assert_rule_for(self.rule)
+        super().__post_init__()
         if self.ngram.order < 1:
             raise ValueError("an n-gram model of order 0 has counted nothing to draft from")
         if self.capacity.max_children > self.ngram.vocabulary:

@@ -3,26 +3,17 @@
 import abc
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import assert_between, struct
-from jaxspec.draft.base import (
-    Asked,
-    Model,
-    ModelDrafter,
-    Proposed,
-    View,
-    assert_model,
-    assert_rule_for,
-)
+from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View
 from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import MAX_NODES, Capacity, Shape, shape_of
 from jaxspec.models.batched import per_sequence
-from jaxspec.models.network import LanguageModel
-from jaxspec.proposals import PointMass, WithoutReplacement, WithReplacement, propose
+from jaxspec.proposals import PointMass, Proposal, WithoutReplacement, WithReplacement, propose
 from jaxspec.rows import Probabilities
 from jaxspec.verify import RULES, Rule
 
@@ -45,6 +36,8 @@ class Grown:
 
 class _Layered(ModelDrafter):
     """Drafts a tree of fixed shape; a node's candidates are point masses or drawn from its row."""
+
+    kinds: ClassVar[tuple[type[Proposal], ...]] = (PointMass, WithReplacement, WithoutReplacement)
 
     @property
     @abc.abstractmethod
@@ -104,7 +97,7 @@ class _Layered(ModelDrafter):
     def is_read(self, level: int, state: Grown, view: View) -> jax.Array:
         """Return which nodes of a level are parents of candidates."""
         here = self.layout.level(level)
-        is_read = state.is_in[:, here] & (self.layout.children[here, 0] >= 0)
+        is_read = state.is_in[:, here] & (self.layout.children[here, 0] >= 0)[None]
         if level > 0:  # the root may be a stop token of the prompt, which stops nothing
             is_read &= ~view.is_stop(state.tokens[:, here])
         return is_read & (level < view.depth)[:, None]
@@ -159,17 +152,13 @@ class FixedTree(_Layered):
 
     def __post_init__(self) -> None:
         """Raise ValueError for a shape, rule or model that do not fit each other."""
-        assert_model(self.model)
-        capacity = self.layout.capacity
-        kinds = (PointMass, WithReplacement, WithoutReplacement)
-        assert_rule_for(self.rule, *kinds, is_path=capacity.is_path)
-        if self.rule.proposal is WithoutReplacement and capacity.max_children > self.model.vocab:
+        super().__post_init__()
+        most = self.capacity.max_children
+        if self.rule.proposal is WithoutReplacement and most > self.model.vocab:
             raise ValueError(
-                f"shape has nodes with {capacity.max_children} children: more than the "
-                f"{self.model.vocab} tokens to draw without replacement"
+                f"shape has nodes with {most} children: more than the {self.model.vocab} tokens to "
+                "draw without replacement"
             )
-        if isinstance(self.model, LanguageModel) and not capacity.is_path:
-            self.model.assert_takes_trees()
 
     @functools.cached_property
     def layout(self) -> Shape:
@@ -193,15 +182,15 @@ class SampledPath(_Layered):
       rule: `RULES["token"]`, or `RULES["block"]` for block verification.
     """
 
+    kinds = (WithReplacement, WithoutReplacement)
     model: Model = dataclasses.field(compare=False)
     depth: int
     rule: Rule = RULES["token"]
 
     def __post_init__(self) -> None:
         """Raise ValueError for a rule that is not for sampled candidates, or no depth."""
-        assert_model(self.model)
         assert_between("depth", self.depth, 1, MAX_NODES - 1)
-        assert_rule_for(self.rule, WithReplacement, WithoutReplacement, is_path=True)
+        super().__post_init__()
 
     @functools.cached_property
     def layout(self) -> Shape:

@@ -1,7 +1,6 @@
 """The compiled loop: equal to the host loop, greedy at temperature 0, rows on their own."""
 
 import dataclasses
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from helpers.small import (
 
 import jaxspec as js
 from jaxspec.decode import CompiledDecoder, Decoder, Ending, Source
-from jaxspec.draft import FusedDrafter, Lookup, ModelTree, NoDraft, Plain, model_path
+from jaxspec.draft import FixedTree, Lookup, SampledPath
 from jaxspec.models.network import Block, CacheError, ForwardError, LanguageModel, TokensDifferError
 
 TEMPERATURE = 0.25
@@ -173,7 +172,7 @@ def test_a_round_costs_the_narrowest_width_for_what_is_proposed_and_a_plain_step
     None
 ):
     lookup = decoder("lookup")
-    assert lookup.drafter.widths == (1, 3, 6)
+    assert lookup.drafter.block_sizes == (1, 3, 6)
     prompts = ([0, 1], [2, 3], [4, 4])
     state = lookup.start(prompts, keys(3), new_tokens=30, temperature=0.0)
     state = lookup.advance(state, max_rounds=0)
@@ -215,19 +214,19 @@ def test_networks_that_cannot_do_it_are_refused_before_anything_runs() -> None:
     with pytest.raises(CacheError, match="stuck: its cache cannot roll back"):
         CompiledDecoder(stuck)
     with pytest.raises(CacheError, match="stuck: its cache cannot roll back"):
-        CompiledDecoder(TARGET, model_path(stuck, 2))
+        CompiledDecoder(TARGET, SampledPath(stuck, 2))
     flat = fake_model(VOCAB, name="flat", takes_trees=False)
     with pytest.raises(CacheError, match="flat takes no mask, so it verifies paths only"):
         CompiledDecoder(flat, Lookup(matches=2))
     with pytest.raises(CacheError, match="flat takes no mask"):
-        ModelTree(flat, (2, 1), js.RULES["point_mass"])
+        CompiledDecoder(TARGET, FixedTree(flat, (2, 1)))
     fixed = fake_model(VOCAB, name="fixed", has_keep=False)
     with pytest.raises(CacheError, match="fixed has a cache whose slots cannot move"):
         CompiledDecoder(fixed, Lookup(matches=2))
     names = [SimpleNamespace(pieces=tuple(pieces)) for pieces in ("abcde", "abxde")]
     ours, theirs = (fake_model(VOCAB, name=t.pieces[2], tokenizer=t) for t in names)
     with pytest.raises(TokensDifferError, match="token 2 is 'c' to target c, 'x' to draft x"):
-        CompiledDecoder(ours, model_path(theirs, 2))
+        CompiledDecoder(ours, SampledPath(theirs, 2))
 
 
 def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them_with_their_last() -> (
@@ -235,76 +234,12 @@ def test_a_network_of_stretches_alone_verifies_paths_and_without_bonus_ends_them
 ):
     flat = fake_model(VOCAB, name="flat", takes_trees=False, has_keep=False)
     path = CompiledDecoder(
-        flat, model_path(flat, 2), max_context=LENGTH, prefill_width=4, bonus=False
+        flat, SampledPath(flat, 2), max_context=LENGTH, prefill_width=4, bonus=False
     )
     (text,) = path.run([[1, 2, 3]], keys(1), new_tokens=9, temperature=0.0)
     assert text.tokens == greedy((1, 2, 3), 9)
     # Without bonus a round of 2 accepted tokens emits 2, and the last has room for 1.
     assert (text.rounds, text.accepted) == (5, 9)
-
-
-def own_drafter(**parts: Any) -> FusedDrafter:
-    """A drafter of one's own, with parts that are of another kind."""
-    return type("Own", (Plain,), parts)()
-
-
-NO_DRAFTER = "must be a fused drafter, such as Plain() or model_path(model, depth)"
-NO_NETWORK = ": must be a jaxspec.models.network.LanguageModel, such as models.load_huggingface"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: CompiledDecoder(provider(0.0, 1.0)), f"target is of type Provider{NO_NETWORK}"),
-        (lambda: CompiledDecoder("llama"), f"target is 'llama', of type str{NO_NETWORK}"),
-        (lambda: CompiledDecoder(TARGET.params), f"target is of type dict{NO_NETWORK}"),
-        (lambda: CompiledDecoder(LanguageModel), "target is the class LanguageModel: must be"),
-        (
-            lambda: CompiledDecoder(TARGET, NoDraft()),
-            "drafter is of type NoDraft, which has no capacity, widths, model, params, spare_slots: "
-            + NO_DRAFTER,
-        ),
-        (lambda: CompiledDecoder(TARGET, TARGET), "drafter is of type LanguageModel, which has"),
-        (lambda: CompiledDecoder(TARGET, None), "drafter is None, which has no rule, capacity"),
-        (lambda: CompiledDecoder(TARGET, "lookup"), "drafter is 'lookup', of type str, which"),
-        (
-            lambda: CompiledDecoder(TARGET, Plain),
-            f"drafter is the class Plain, not one made of it: {NO_DRAFTER}",
-        ),
-        (
-            lambda: CompiledDecoder(TARGET, own_drafter(model="draft")),
-            f"the drafter's model is 'draft', of type str{NO_NETWORK}",
-        ),
-        (
-            lambda: CompiledDecoder(TARGET, own_drafter(rule="token")),
-            "the drafter's rule is 'token', of type str: must be a jaxspec.Rule, RULES[\"token\"]",
-        ),
-        (
-            lambda: CompiledDecoder(TARGET, own_drafter(capacity=(1, 1, 0))),
-            "the drafter's capacity is of type tuple: must be a Capacity(max_nodes, max_children,",
-        ),
-        (
-            lambda: CompiledDecoder(TARGET, own_drafter(widths=2)),
-            "the drafter's widths is 2, of type int: must be a sequence of block widths, rising",
-        ),
-        (
-            lambda: CompiledDecoder(TARGET, own_drafter(widths=(0, 1))),
-            "the drafter's widths are (0, 1): one of them is 0: must be a whole number, at least 1",
-        ),
-        *(
-            (
-                lambda widths=widths: CompiledDecoder(TARGET, own_drafter(widths=widths)),
-                f"the drafter's widths are {tuple(widths)}: must rise, and end with its capacity's",
-            )
-            for widths in ((), (2,), (1, 2), [1, 1], (2, 1))
-        ),
-    ],
-)
-def test_what_is_of_another_kind_is_refused_by_name_with_what_to_give_instead(
-    make: Callable[[], Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()
 
 
 def forward_giving(change: Callable[[Any, Any], tuple[Any, Any]]) -> LanguageModel:
@@ -333,7 +268,7 @@ def test_a_network_that_gives_no_row_for_each_token_or_another_cache_decodes_not
     broken = CompiledDecoder(forward_giving(change), max_context=LENGTH, prefill_width=4)
     with pytest.raises(ForwardError, match=message):
         broken.run([[1, 2]], keys(1), new_tokens=3)
-    drafting = model_path(forward_giving(change), 3)
+    drafting = SampledPath(forward_giving(change), 3)
     with pytest.raises(ForwardError, match="target: forward"):
         CompiledDecoder(TARGET, drafting, max_context=LENGTH, prefill_width=4).lower(1)
 

@@ -17,7 +17,7 @@ from jax import lax
 import jaxspec as js
 from jaxspec import audit
 from jaxspec.decode import CompiledDecoder
-from jaxspec.draft import ModelTree, model_path
+from jaxspec.draft import FixedTree, SampledPath
 from jaxspec.models import bundled_pair
 from jaxspec.models.network import Block, LanguageModel
 
@@ -113,10 +113,10 @@ def draws_by_key(key: jax.Array, nodes: int, position: jax.Array) -> js.RoundDra
 
 
 DRAFTERS = {
-    "path": lambda draft: model_path(draft, 2),
-    "block": lambda draft: model_path(draft, 2, js.RULES["block"]),
-    "sampled tree": lambda draft: ModelTree(draft, (2, 2), js.RULES["without_replacement"]),
-    "point-mass tree": lambda draft: ModelTree(draft, (2, 2), js.RULES["point_mass"]),
+    "path": lambda draft: SampledPath(draft, 2),
+    "block": lambda draft: SampledPath(draft, 2, js.RULES["block"]),
+    "sampled tree": lambda draft: FixedTree(draft, (2, 2), js.RULES["without_replacement"]),
+    "point-mass tree": lambda draft: FixedTree(draft, (2, 2)),
 }
 
 

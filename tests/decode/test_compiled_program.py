@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec as js
 from jaxspec.decode import CompiledDecoder
-from jaxspec.draft import Lookup, ModelTree, model_path
+from jaxspec.draft import FixedTree, Lookup, SampledPath
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
 
 CONFIG = LlamaConfig(
@@ -26,8 +25,8 @@ CONFIG = LlamaConfig(
 NETWORK = llama(CONFIG, init_llama(jax.random.key(0), CONFIG), name="tiny")
 TREE = (2, 1)
 DRAFTERS = {
-    "path": lambda: model_path(NETWORK, 2),
-    "tree": lambda: ModelTree(NETWORK, TREE, js.RULES["point_mass"]),
+    "path": lambda: SampledPath(NETWORK, 2),
+    "tree": lambda: FixedTree(NETWORK, TREE),
     "lookup": lambda: Lookup({2: 4, 1: 2}),
 }
 

@@ -21,7 +21,7 @@ from jaxspec.decode import (
 )
 from jaxspec.decode.metrics import chances_of
 from jaxspec.decode.state import RoundSummary
-from jaxspec.draft import Draft, FixedTree, SampledPath
+from jaxspec.draft import FixedTree, HostDraft, SampledPath
 from jaxspec.models.provider import Usage
 
 
@@ -109,7 +109,7 @@ def committed(path: list[int], tokens: list[int], stop_tokens: tuple[int, ...] =
     drafter = FixedTree(target().provider, (3, 2))
     decoder = Decoder(target().provider, drafter)
     state = decoder.start((0,), jax.random.key(0), new_tokens=9, stop_tokens=stop_tokens)
-    made = Draft(js.PointMass(tree=TREE), depth=2, usage=Usage(4, 2), batches=2)
+    made = HostDraft(js.PointMass(tree=TREE), depth=2, usage=Usage(4, 2), batches=2)
     scores = Scores(rows=np.zeros((7, 3), np.float32), usage=Usage(7, 1), batches=1)
     return decoder.commit(state, made, scores, verdict)
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.fake_model import fake_model, row_after
-from helpers.small import DRAFT, LENGTH, POLICY, PROMPTS, TARGET, VOCAB, greedy, keys, provider
+from helpers.small import DRAFT, LENGTH, PROMPTS, TARGET, VOCAB, greedy, keys, provider
+from helpers.small import DRAFTERS as SMALL
 
-import jaxspec as js
 from jaxspec.decode import (
     CachedNetwork,
     CompiledDecoder,
@@ -21,15 +21,7 @@ from jaxspec.decode import (
     Source,
     metrics_of,
 )
-from jaxspec.draft import (
-    AdaptiveModelTree,
-    AdaptiveTree,
-    FixedTree,
-    ModelTree,
-    NoDraft,
-    SampledPath,
-    model_path,
-)
+from jaxspec.draft import AdaptiveTree, FixedTree, NoDraft, SampledPath
 from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax
 
@@ -52,23 +44,8 @@ def limited(inner: Provider, most: int) -> Provider:
     return dataclasses.replace(inner, ask=ask, max_context=most)
 
 
-DRAFTERS: dict[str, Any] = {
-    "path by token": (
-        lambda draft: SampledPath(draft, 3),
-        lambda model: model_path(model, 3),
-    ),
-    "path by block": (
-        lambda draft: SampledPath(draft, 3, js.RULES["block"]),
-        lambda model: model_path(model, 3, js.RULES["block"]),
-    ),
-    "top-k tree": (
-        lambda draft: FixedTree(draft, (2, 2, 1)),
-        lambda model: ModelTree(model, (2, 2, 1), js.RULES["point_mass"]),
-    ),
-    "adaptive tree": (
-        lambda draft: AdaptiveTree(draft, POLICY),
-        lambda model: AdaptiveModelTree(model, POLICY),
-    ),
+DRAFTERS = {
+    name: SMALL[name] for name in ("path by token", "path by block", "top-k tree", "adaptive tree")
 }
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 
@@ -77,12 +54,11 @@ def assert_both_loops_decode_alike(
     name: str, draft: LanguageModel, host_draft: dict[bool, Provider], target: LanguageModel
 ) -> list[DecodedText]:
     """The compiled text is that of the host loop, and greedy at temperature 0."""
-    on_host, compiled = DRAFTERS[name]
-    loop = CompiledDecoder(target, compiled(draft), max_context=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, DRAFTERS[name](draft), max_context=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     is_sampled = name.startswith("path")
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
-        drafter = on_host(host_draft[is_sampled])
+        drafter = DRAFTERS[name](host_draft[is_sampled])
         one = Decoder(provider(0.0, 0.25), drafter).run(prompt, key, new_tokens=25)
         assert text.tokens == one.tokens
         assert text.rounds == len(one.rounds)
@@ -103,7 +79,7 @@ def test_a_draft_of_shorter_context_drafts_while_it_can(name: str) -> None:
 
 
 def test_sequences_of_a_batch_draft_each_as_long_as_it_can() -> None:
-    loop = CompiledDecoder(TARGET, model_path(SHORT, 3), max_context=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(TARGET, SampledPath(SHORT, 3), max_context=LENGTH, prefill_width=4)
     prompts = ([1, 2], [1] * 20, [0, 1, 2] * 4)
     together = loop.run(prompts, keys(3), new_tokens=9, temperature=0.25)
     assert [text.drafted > 0 for text in together] == [True, False, True]
@@ -181,9 +157,9 @@ def test_a_draft_padded_to_more_tokens_than_the_target_drafts_the_common_ones(na
     drafts = {True: wide(0.25), False: wide(1.0)}
     texts = assert_both_loops_decode_alike(name, widened(DRAFT, VOCAB + 2), drafts, TARGET)
     assert sum(text.accepted for text in texts) > 0
-    plain = CompiledDecoder(
-        TARGET, DRAFTERS[name][1](DRAFT), max_context=LENGTH, prefill_width=4
-    ).run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
+    plain = CompiledDecoder(TARGET, DRAFTERS[name](DRAFT), max_context=LENGTH, prefill_width=4).run(
+        PROMPTS, keys(3), new_tokens=25, temperature=0.25
+    )
     assert [text.tokens for text in plain] == [text.tokens for text in texts]
 
 
@@ -207,13 +183,12 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         logits = row_after([min(token, VOCAB - 1) for token in context], VOCAB)
         return np.concatenate([logits, np.full(2, likely(len(context), np), np.float32)])
 
-    on_host, compiled = DRAFTERS[name]
-    loop = CompiledDecoder(target, compiled(DRAFT), max_context=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, DRAFTERS[name](DRAFT), max_context=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     draft = provider(0.5, 0.25 if name.startswith("path") else 1.0)
     wide = Provider("wide", VOCAB + 2, row, transform=Softmax(0.25))
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
-        one = Decoder(wide, on_host(draft)).run(prompt, key, new_tokens=25)
+        one = Decoder(wide, DRAFTERS[name](draft)).run(prompt, key, new_tokens=25)
         assert text.tokens == one.tokens
         assert max(text.tokens) >= VOCAB
         assert text.rounds == len(one.rounds)

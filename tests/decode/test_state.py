@@ -136,13 +136,13 @@ OTHERS: dict[str, tuple[Decoder, Decoder]] = {
         Decoder(TARGET, PATH),
         Decoder(TARGET, SampledPath(MODEL, 2, rule=js.RULES["block"])),
     ),
-    "widths": (
+    "shape": (
         Decoder(TARGET, FixedTree(MODEL, (2, 1))),
         Decoder(TARGET, FixedTree(MODEL, (1, 3))),
     ),
     "max_nodes": (
         Decoder(TARGET, FixedTree(MODEL, (2, 1))),
-        Decoder(TARGET, FixedTree(MODEL, (2, 1), node_budget=4)),
+        Decoder(TARGET, FixedTree(MODEL, (2, 1), max_nodes=4)),
     ),
     "policy": (
         Decoder(TARGET, AdaptiveTree(MODEL, POLICY)),

@@ -30,7 +30,7 @@ from jaxspec.checks import assert_whole
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, Target, as_target
 from jaxspec.draft import HostDraft
 from jaxspec.draws import Draws
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models.provider import Context, Provider, check_context
 from jaxspec.proposals import Proposal
 from jaxspec.rows import TILE
 from jaxspec.transfers import moves_data
@@ -170,7 +170,8 @@ def target_law(
       ValueError: `length` is below 0, or the target rejects the prompt.
     """
     assert_whole("length", length, 0)
-    scorer = as_target(target)
+    target = as_target(target)
+    prompt = check_context(target.name, target.vocab, prompt)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}
@@ -179,8 +180,8 @@ def target_law(
                 longer[text] = mass
                 continue
             context = (*prompt, *text)
-            scores = scorer.rows(make_tree(context[-1:], [-1]), context, bonus=False)
-            (row,) = apply(scores.rows)
+            scores = target.rows(make_tree(context[-1:], [-1]), context, bonus=True)
+            row = apply(scores.rows)[0]
             exact = row.astype(np.float64)
             for token, share in enumerate((exact / exact.sum()).tolist()):
                 if share > 0:

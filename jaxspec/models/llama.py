@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import assert_whole, struct
-from jaxspec.models.network import Block, LanguageModel, Tokenizer
+from jaxspec.models.network import Block, Cache, LanguageModel, Tokenizer
 from jaxspec.models.panels import Panels, cut, dense
 
 
@@ -376,16 +376,16 @@ def llama_forward(
     return logits.astype(jnp.float32), LlamaCache(keys=tuple(keys), values=tuple(values))
 
 
-def keep_slots(cache: LlamaCache, first: jax.Array, path: jax.Array) -> LlamaCache:
+def keep_slots(cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
     """Move accepted slots of a block to its front; see `jaxspec.models.network.Keep`.
 
-    Nothing but the block's front is read or written.
+    Slots are axis 1 of every array. Nothing but the block's front is read or written.
     """
     places = jnp.arange(path.shape[0], dtype=jnp.int32)
     sources = first + jnp.where(path >= 0, path, places)
 
     def move(slots: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(slots, slots[:, sources], (0, first, 0))
+        return lax.dynamic_update_slice_in_dim(slots, slots[:, sources], first, axis=1)
 
     return jax.tree.map(move, cache)
 

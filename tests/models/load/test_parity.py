@@ -1,26 +1,23 @@
 """Logits agree with `transformers`, which is torch: needs the extra `parity`.
 
-Run as a script in such an environment, this file writes `data/`, from which `test_checkpoint.py` and
-`test_smollm2.py` check the same without torch: `python tests/models/test_parity.py`.
+Run as a script in such an environment, with `tests` on the path, this file writes `data/`, from which
+`test_huggingface.py` and `test_smollm2.py` check the same without torch.
 """
 
 import json
-import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.checkpoints import DATA, logits_of
 
-from jaxspec.models.load.huggingface import load_huggingface
-from jaxspec.models.load.smollm2 import chat_prompt, find_smollm2, load_smollm2
+from jaxspec.models import chat_prompt, load_huggingface, load_smollm2
+from jaxspec.models.load.smollm2 import find_smollm2
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DATA = pathlib.Path(__file__).parent / "data"
 SIZES = {
     "vocab_size": 24,
     "hidden_size": 8,
@@ -83,15 +80,6 @@ def reference_logits(model, tokens):
         return model(torch.tensor([tokens])).logits[0].float().numpy()
 
 
-def our_logits(model, tokens):
-    length = len(tokens)
-    places = jnp.arange(length, dtype=jnp.int32)
-    mask = places[None] <= places[:, None]
-    tokens = jnp.asarray(tokens, jnp.int32)
-    cache = model.init_cache(length)
-    return jax.jit(model.forward)(model.params, tokens, places, mask, cache, jnp.int32(0))[0]
-
-
 def some_tokens(length=24):
     return [(7 * i * i + 3 * i) % SIZES["vocab_size"] for i in range(length)]
 
@@ -103,7 +91,7 @@ def test_random_networks_agree_with_transformers(make, tmp_path):
     expected = reference_logits(model, some_tokens())
     assert np.std(expected) > 0.5
     np.testing.assert_allclose(
-        our_logits(load_huggingface(tmp_path), some_tokens()), expected, atol=1e-3, rtol=0
+        logits_of(load_huggingface(tmp_path), some_tokens()), expected, atol=1e-3, rtol=0
     )
 
 
@@ -122,7 +110,7 @@ def test_smollm2_agrees_with_transformers():
     theirs = smollm2_of_transformers()
     ours = load_smollm2()
     tokens = ours.tokenizer.encode(chat_prompt("What is gravity? Answer in one sentence."))
-    found, expected = our_logits(ours, tokens), reference_logits(theirs, tokens)
+    found, expected = logits_of(ours, tokens), reference_logits(theirs, tokens)
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
     assert (found.argmax(-1) == expected.argmax(-1)).all()
 

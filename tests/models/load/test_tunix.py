@@ -13,7 +13,7 @@ from helpers.networks import tree_block
 import jaxspec as js
 from jaxspec.decode import CachedNetwork, Decoder, node_contexts
 from jaxspec.draft import FixedTree
-from jaxspec.models.load.tunix import from_tunix
+from jaxspec.models import from_tunix
 from jaxspec.models.network import Block, CacheError
 from jaxspec.models.provider import Provider, Softmax
 
@@ -166,7 +166,7 @@ def test_a_tree_has_the_rows_of_its_paths_and_what_is_kept_is_text(network: Netw
     assert_rows_of_paths(network, kept, (*TEXT[:10], 1, 4, 7))
 
 
-def test_a_block_is_written_where_it_is_told_to_and_forgets_what_stood_there(
+def test_a_block_overwrites_its_slots_and_no_others(
     network: Network,
 ) -> None:
     other = (7, 7, 8, 9, 10)
@@ -206,9 +206,7 @@ def test_each_sequence_of_a_batch_has_its_own_write_index(llama: Network) -> Non
 def test_the_host_loop_gives_the_text_of_plain_greedy_decoding(llama: Network) -> None:
     attention = CachedNetwork(llama.model, slots=SLOTS, chunk=4, transform=Softmax(0))
     rough = Provider("rough", VOCAB, ask=lambda c: llama.logits_after(c[-3:]), transform=Softmax())
-    decoder = Decoder(
-        attention.provider(), FixedTree(rough, widths=(2, 1)), new_tokens=12, score=attention
-    )
+    decoder = Decoder(attention, FixedTree(rough, widths=(2, 1)), new_tokens=12)
     text = TEXT[:3]
     for _ in range(12):
         text = (*text, int(llama.logits_after(text).argmax()))
@@ -217,21 +215,15 @@ def test_the_host_loop_gives_the_text_of_plain_greedy_decoding(llama: Network) -
     assert len(state.rounds) < 12
 
 
-# --- what is refused
-
-
-def test_flash_attention_is_refused() -> None:
+def test_networks_that_ignore_masks_or_take_a_block_only_somewhere_are_rejected() -> None:
     class Qwen2:
         config = type("Config", (), {"use_flash_attention": True})
 
-    with pytest.raises(CacheError, match="flash attention, which looks neither at the mask nor"):
-        from_tunix(Qwen2())
-
-
-def test_a_cache_that_is_not_known_to_take_a_block_anywhere_is_refused() -> None:
     class Gemma4:
         config = None
 
+    with pytest.raises(CacheError, match="flash attention, which ignores the mask"):
+        from_tunix(Qwen2())
     with pytest.raises(CacheError, match="Gemma4 is a Gemma4: only the caches of Gemma, Gemma3, "):
         from_tunix(Gemma4())
     with pytest.raises(CacheError, match="mine is a dict: only"):
@@ -251,7 +243,7 @@ def test_a_sliding_window_limits_blocks_or_the_cache(network: Network) -> None:
         assert network.model.init_cache(1000)["layer_1"]["k"].shape == (1, 1000, 2, 8)
 
 
-def test_vocabulary_dtype_and_names_are_taken_over(network: Network) -> None:
+def test_vocabulary_dtype_and_names_are_those_of_the_network(network: Network) -> None:
     assert network.model.vocab == VOCAB
     assert network.model.takes_trees
     half = from_tunix(network.module, name="half", dtype=jnp.bfloat16, max_context=8)

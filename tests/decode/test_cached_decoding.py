@@ -1,4 +1,4 @@
-"""Tree attention in the host loop: the text of plain decoding, and what is refused beforehand."""
+"""A cached network in the host loop: the text of plain decoding, and errors before a forward."""
 
 import dataclasses
 import functools
@@ -10,10 +10,10 @@ import pytest
 from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
-from jaxspec.decode import CachedNetwork, Decoder, metrics_of, score_batched
+from jaxspec.decode import CachedNetwork, Decoder, as_target, metrics_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
 from jaxspec.models.network import CacheError
-from jaxspec.models.provider import NonFiniteRowError, Provider, Softmax
+from jaxspec.models.provider import Provider, Softmax
 
 VOCAB = 5
 SLOTS = 40
@@ -40,7 +40,7 @@ def drafters(draft: Provider) -> dict[str, Drafter]:
 each_drafter = pytest.mark.parametrize("name", drafters(Provider("any", VOCAB, ask=len)))
 
 
-def attention_of(model: Any = FAKE, **options: Any) -> CachedNetwork:
+def cached(model: Any = FAKE, **options: Any) -> CachedNetwork:
     """Cache and chunks of one size everywhere, so that little is compiled."""
     return CachedNetwork(model, **{"slots": SLOTS, "chunk": 4, **options})
 
@@ -52,11 +52,10 @@ def by_hand(name: str, noise: float, transform: Softmax) -> Provider:
 
 
 def decoders(name: str, temperature: float, target: Any = FAKE) -> tuple[Decoder, Decoder]:
-    """The same decoder by tree attention and by rows made by hand."""
+    """The same decoder with cached networks and with rows made by hand."""
     softmax = Softmax(temperature)
-    attention = attention_of(target, transform=softmax)
-    draft = attention_of(NOISY, transform=softmax).provider()
-    ours = Decoder(attention.provider(), drafters(draft)[name], new_tokens=24, score=attention)
+    draft = cached(NOISY, transform=softmax).provider()
+    ours = Decoder(cached(target, transform=softmax), drafters(draft)[name], new_tokens=24)
     plain = drafters(by_hand("draft", NOISE, softmax))[name]
     return ours, Decoder(by_hand("target", 0.0, softmax), plain, new_tokens=24)
 
@@ -116,39 +115,39 @@ LONG = (*PROMPT, *[0, 3, 2, 1] * 9)  # one less than the cache has slots
 ROW = Softmax()(row_after(PROMPT, VOCAB))
 
 
-def assert_untouched(attention: CachedNetwork, forwards: int) -> None:
+def assert_untouched(target: CachedNetwork, forwards: int) -> None:
     """The cache is as it was: the same context costs one forward and has the right row."""
-    assert attention.forwards == forwards
-    scores = attention(attention.provider(), js.make_tree([4], [-1]), PROMPT)
+    assert target.forwards == forwards
+    scores = target.rows(js.make_tree([4], [-1]), PROMPT)
     np.testing.assert_array_equal(scores.rows[0], ROW)
     assert scores.usage.calls == 1
 
 
 def test_too_small_a_cache_is_refused_before_anything_is_overwritten() -> None:
-    attention = attention_of()
-    target = attention.provider()
-    attention(target, TREE, (*LONG[:35], 4))  # just fits
-    attention(target, TREE, PROMPT)
-    forwards = attention.forwards
+    target = cached()
+    target.rows(TREE, (*LONG[:35], 4))  # just fits
+    target.rows(TREE, PROMPT)
+    forwards = target.forwards
     message = "a context of 37 tokens and a tree with room for 5 nodes, the root in both, need 41"
     with pytest.raises(CacheError, match=f"target: {message} slots; the cache has 40"):
-        attention(target, TREE, (*LONG[:36], 4))
+        target.rows(TREE, (*LONG[:36], 4))
     with pytest.raises(CacheError, match=r"a context of 41 tokens .* need 41 slots; the cache has"):
-        target.rows([(*LONG, 1, 1)])
-    assert_untouched(attention, forwards)
+        target.provider().rows([(*LONG, 1, 1)])
+    assert_untouched(target, forwards)
     full = (*LONG, 1)
-    np.testing.assert_array_equal(target.rows([full])[0][0], Softmax()(row_after(full, VOCAB)))
+    np.testing.assert_array_equal(
+        target.provider().rows([full])[0][0], Softmax()(row_after(full, VOCAB))
+    )
 
 
 def test_more_positions_than_a_network_was_made_for_are_refused() -> None:
-    attention = attention_of(dataclasses.replace(FAKE, name="short", max_context=5))
-    target = attention.provider()
-    attention(target, TREE, (3, 1, 1, 4), bonus=True)  # reaches position 4
-    attention(target, TREE, PROMPT)
+    target = cached(dataclasses.replace(FAKE, name="short", max_context=5))
+    target.rows(TREE, (3, 1, 1, 4), bonus=True)  # reaches position 4
+    target.rows(TREE, PROMPT)
     message = "a context of 5 tokens and a tree 1 deep reach 6 positions; it was made for 5"
     with pytest.raises(CacheError, match=f"short: {message}"):
-        attention(target, TREE, (3, 1, 1, 1, 4))
-    assert_untouched(attention, 2)
+        target.rows(TREE, (3, 1, 1, 1, 4))
+    assert_untouched(target, 2)
 
 
 def test_a_tree_for_a_network_that_takes_none_is_refused() -> None:
@@ -156,13 +155,12 @@ def test_a_tree_for_a_network_that_takes_none_is_refused() -> None:
         (PATH_ONLY, "takes no mask, so it verifies paths only: propose a path"),
         (dataclasses.replace(FAKE, keep=None), "has a cache whose slots cannot move"),
     ):
-        attention = attention_of(model)
-        target = attention.provider()
+        target = cached(model)
         path = js.make_tree([4, 0], [-1, 0], max_nodes=5, max_children=2, max_depth=2)
-        attention(target, path, PROMPT)
+        target.rows(path, PROMPT)
         with pytest.raises(CacheError, match=why):
-            attention(target, TREE, PROMPT)
-        assert_untouched(attention, 1)
+            target.rows(TREE, PROMPT)
+        assert_untouched(target, 1)
 
 
 def test_a_cache_that_cannot_roll_back_is_refused_at_once() -> None:
@@ -170,51 +168,44 @@ def test_a_cache_that_cannot_roll_back_is_refused_at_once() -> None:
         CachedNetwork(fake_model(rolls_back=False), slots=8)
 
 
-def test_another_model_as_target_and_bad_contexts_are_refused() -> None:
-    attention = attention_of()
-    target = attention.provider()
-    attention(target, TREE, PROMPT)
-    other = attention_of().provider()
-    with pytest.raises(ValueError, match="target is not of this network"):
-        attention(other, TREE, PROMPT)
+def test_bad_contexts_are_errors_before_a_forward() -> None:
+    target = cached()
+    target.rows(TREE, PROMPT)
     for context, message in (
         ((), "context is empty"),
         ((9, 4), "entry 0 is 9, outside"),
         ((1, 1), "the tree's root is token 4, the context ends with 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            attention(target, TREE, context)
+            target.rows(TREE, context)
     for context, message in (((), "context is empty"), ((9, 4), "entry 0 is 9, outside")):
         with pytest.raises(ValueError, match=message):
-            target.rows([context])
-    assert_untouched(attention, 1)
+            target.provider().rows([context])
+    assert_untouched(target, 1)
 
 
 @pytest.mark.parametrize("sizes", [{"slots": 0}, {"chunk": 0}])
 def test_no_room_for_a_token_is_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="both must be at least 1"):
-        attention_of(**sizes)
+        cached(**sizes)
 
 
 def test_a_forward_that_fails_is_forgotten() -> None:
-    attention = attention_of()
-    target = attention.provider()
+    target = cached()
     tree = js.make_tree([2, 0, 1], [-1, 0, 0], max_nodes=5, max_depth=2)
     context = (3, 1, 4, 0, 1, 1, 2, 3, 1, 2)
-    expected = attention(target, tree, context).rows
-    attention.model = dataclasses.replace(FAKE, params={})
+    expected = target.rows(tree, context).rows
+    target.model = dataclasses.replace(FAKE, params={})
     with pytest.raises(KeyError):
-        attention(target, tree, (*context[:5], 2))
-    attention.model = dataclasses.replace(FAKE, params={"noise": np.float32("nan")})
-    with pytest.raises(NonFiniteRowError, match=r"target: row for context .*: logit 0 is nan"):
-        attention(target, tree, context)
-    attention.model = FAKE
-    np.testing.assert_array_equal(attention(target, tree, context).rows, expected)
+        target.rows(tree, (*context[:5], 2))
+    target.model = dataclasses.replace(FAKE, params={"noise": np.float32("nan")})
+    with pytest.raises(js.RowError, match=r"target: row for context .*: logit 0 is nan"):
+        target.rows(tree, context)
+    target.model = FAKE
+    np.testing.assert_array_equal(target.rows(tree, context).rows, expected)
 
 
 def test_the_transform_of_the_target_counts() -> None:
-    attention = attention_of()
-    cold = dataclasses.replace(attention.provider(), transform=Softmax(0))
-    rows = attention(cold, TREE, PROMPT, bonus=True).rows
-    by_rows = score_batched(by_hand("target", 0.0, Softmax(0)), TREE, PROMPT, bonus=True).rows
+    rows = cached(transform=Softmax(0)).rows(TREE, PROMPT, bonus=True).rows
+    by_rows = as_target(by_hand("target", 0.0, Softmax(0))).rows(TREE, PROMPT, bonus=True).rows
     np.testing.assert_array_equal(rows, by_rows)

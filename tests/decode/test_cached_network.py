@@ -12,7 +12,7 @@ from helpers.fake_model import fake_model, row_after
 from helpers.networks import CONFIG, tiny_llama, tree_block
 
 import jaxspec as js
-from jaxspec.decode import CachedNetwork, node_contexts, score_sequential
+from jaxspec.decode import CachedNetwork, CallableTarget, node_contexts
 from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax, Usage, audit_provider
 from jaxspec.trees import ancestor_mask
@@ -51,12 +51,13 @@ def logits_from_scratch(model: LanguageModel, context: Context) -> np.ndarray:
     return from_scratch(model, context)[0][len(context) - 1]
 
 
-SCRATCH = Provider(
-    "scratch", VOCAB, functools.partial(logits_from_scratch, LLAMA), transform=Softmax()
+SCRATCH = CallableTarget(
+    Provider("scratch", VOCAB, functools.partial(logits_from_scratch, LLAMA), transform=Softmax()),
+    "node",
 )
 
 
-def attention_of(model: LanguageModel, **options: Any) -> CachedNetwork:
+def target_of(model: LanguageModel, **options: Any) -> CachedNetwork:
     return CachedNetwork(model, **{"slots": SLOTS, "chunk": CHUNK, **options})
 
 
@@ -88,30 +89,28 @@ def six_nodes(root: int, tokens: tuple[int, ...] = (3, 4, 5, 6, 7)) -> js.Tree:
 
 
 def test_a_tree_scored_at_once_has_the_rows_of_each_path_scored_alone() -> None:
-    attention = attention_of(LLAMA)
-    target = attention.provider()
+    target = target_of(LLAMA)
     for seed, length in enumerate([1, 2, 4, 5, 9, 13, 25, 3]):
         context = TEXT[:length]
         tree = random_tree(seed, context[-1])
-        expected = score_sequential(SCRATCH, tree, context, bonus=True)
-        scores = attention(target, tree, context, bonus=True)
+        expected = SCRATCH.rows(tree, context, bonus=True)
+        scores = target.rows(tree, context, bonus=True)
         np.testing.assert_allclose(scores.rows, expected.rows, atol=1e-5)
         assert scores.usage.queries == expected.usage.queries
         assert scores.batches == 1
-        without = attention(target, tree, context)
+        without = target.rows(tree, context)
         asked = without.rows.any(axis=1)
         np.testing.assert_array_equal(without.rows[asked], scores.rows[asked])
-        assert without.usage == Usage(score_sequential(SCRATCH, tree, context).usage.queries, 1)
+        assert without.usage == Usage(SCRATCH.rows(tree, context).usage.queries, 1)
 
 
 def test_rows_of_the_fake_are_exact_whatever_the_tree() -> None:
-    attention = attention_of(FAKE)
-    target = attention.provider()
+    target = target_of(FAKE)
     softmax = Softmax()
     for seed, length in enumerate([1, 3, 4, 5, 8, 20, 7, 7, 8]):
         context = TEXT[:length]
         tree = random_tree(seed + 50, context[-1])
-        rows = attention(target, tree, context, bonus=True).rows
+        rows = target.rows(tree, context, bonus=True).rows
         for node, each in enumerate(node_contexts(tree, context)):
             np.testing.assert_array_equal(rows[node], softmax(row_after(each, VOCAB)))
 
@@ -244,7 +243,7 @@ def test_an_accepted_path_is_moved_bit_for_bit_ragged_across_a_batch(batch: Batc
 
 
 def test_a_row_does_not_depend_on_what_was_asked_before() -> None:
-    used = attention_of(LLAMA)
+    used = target_of(LLAMA)
     rng = np.random.default_rng(0)
     cases = []
     for seed in range(12):
@@ -252,39 +251,30 @@ def test_a_row_does_not_depend_on_what_was_asked_before() -> None:
         start = TEXT[:length] if seed % 3 else (*TEXT[: length // 2], *TEXT[20 : 20 + length // 2])
         start = start or TEXT[:1]
         cases.append((start, random_tree(seed, start[-1])))
-    seen = [used(used.provider(), tree, context, bonus=True).rows for context, tree in cases]
+    seen = [used.rows(tree, context, bonus=True).rows for context, tree in cases]
     audit_provider(used.provider(), [context for context, _ in cases])
     for (context, tree), rows in reversed(list(zip(cases, seen, strict=True))):
-        fresh = attention_of(LLAMA)
-        np.testing.assert_array_equal(fresh(fresh.provider(), tree, context, bonus=True).rows, rows)
-        np.testing.assert_array_equal(used(used.provider(), tree, context, bonus=True).rows, rows)
+        fresh = target_of(LLAMA)
+        np.testing.assert_array_equal(fresh.rows(tree, context, bonus=True).rows, rows)
+        np.testing.assert_array_equal(used.rows(tree, context, bonus=True).rows, rows)
 
 
 def test_only_what_is_new_of_a_context_is_fed() -> None:
     calls = []
     for chunk in (1, CHUNK):
-        attention = attention_of(FAKE, chunk=chunk)
-        target = attention.provider()
-
-        def forwards(
-            length: int,
-            attention: CachedNetwork = attention,
-            target: Provider = target,
-        ) -> int:
-            context = (*TEXT[: length - 1], 3)
-            return attention(target, six_nodes(3), context).usage.calls
-
-        calls.append([forwards(length) for length in (13, 13, 14, 18, 17, 6, 14)])
+        target = target_of(FAKE, chunk=chunk)
+        contexts = [(*TEXT[: length - 1], 3) for length in (13, 13, 14, 18, 17, 6, 14)]
+        calls.append([target.rows(six_nodes(3), each).usage.calls for each in contexts])
     # The tree takes one, and a chunk each that lies before the last token and is not held.
     assert calls == [[13, 1, 2, 5, 1, 1, 9], [4, 1, 1, 2, 1, 1, 3]]
 
 
 def test_a_text_growing_by_a_token_costs_a_forward_each() -> None:
     for chunk in (1, CHUNK):
-        attention = attention_of(FAKE, chunk=chunk)
-        provider = attention.provider("by name")
+        target = target_of(FAKE, chunk=chunk)
+        provider = target.provider("by name")
         assert provider.name == "by name"
         for length in range(1, 14):
             rows, _ = provider.rows([TEXT[:length]])
             np.testing.assert_array_equal(rows[0], Softmax()(row_after(TEXT[:length], VOCAB)))
-        assert attention.forwards == 13
+        assert target.forwards == 13

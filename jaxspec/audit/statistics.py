@@ -35,7 +35,9 @@ class GTest:
     power: float
 
 
-def g_test(first: ArrayLike, second: ArrayLike, *, level: float = 1e-3, power: float = 0.9) -> GTest:
+def g_test(
+    first: ArrayLike, second: ArrayLike, *, level: float = 1e-3, power: float = 0.9
+) -> GTest:
     """Test whether two samples of counts have one law.
 
     Outcomes expected fewer than `LEAST_EXPECTED` times in either sample are pooled, together with
@@ -83,7 +85,9 @@ def g_test(first: ArrayLike, second: ArrayLike, *, level: float = 1e-3, power: f
     return _test(pooled, expected, degrees, correction, (n, m), n * m / (n + m), level, power)
 
 
-def fit_test(counts: ArrayLike, law: ArrayLike, *, level: float = 1e-3, power: float = 0.9) -> GTest:
+def fit_test(
+    counts: ArrayLike, law: ArrayLike, *, level: float = 1e-3, power: float = 0.9
+) -> GTest:
     """Test whether a sample has a law that is known exactly; as `g_test` in all else.
 
     An outcome that the law excludes and the sample has decides it: G is infinite and p is 0.
@@ -108,7 +112,7 @@ def fit_test(counts: ArrayLike, law: ArrayLike, *, level: float = 1e-3, power: f
     seen, exact = _counts("counts", counts), np.asarray(law, np.float64)
     is_law = exact.shape == seen.shape and exact.min() >= 0 and abs(exact.sum() - 1) <= 1e-5
     if not is_law:
-        raise ValueError(f"the law must be {len(seen)} probabilities of mass 1, got {law}")
+        raise ValueError(f"the law must be {len(seen)} probabilities of mass 1, got {law!r}")
     _check_power(level, power)
     size = int(seen.sum())
     order = np.argsort(exact)
@@ -126,7 +130,7 @@ def _counts(name: str, counts: ArrayLike) -> np.ndarray:
     if given.size == 0:
         raise ValueError(f"{name} is empty: a test needs the counts of at least one outcome")
     if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be a list of integers, got {counts}")
+        raise ValueError(f"{name} must be a list of integers, got {counts!r}")
     if given.min() < 0:
         raise ValueError(f"{name} has a negative count: {given.min()}")
     if not given.any():

@@ -13,14 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import storage
 from jaxspec.checks import DrawError, TreeError, assert_kind
 from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
 from jaxspec.proposals import Proposal, assert_proposal, propose
 from jaxspec.rows import draw_token
-from jaxspec.storage import files as records
-from jaxspec.storage import typed
-from jaxspec.storage.files import StoredArray, shown
-from jaxspec.storage.typed import Place, Range
+from jaxspec.storage import Place, Range, RecordError, StoredArray, shown
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, make_tree
 from jaxspec.verify import RULES, Rule, Verdict
@@ -173,11 +171,11 @@ def save_rounds(path: str | Path, rounds: Sequence[RoundRecord]) -> None:
     for number, each in enumerate(rounds):
         shape = each.proposal.tree.children.shape
         if max(shape) > MOST_NODES or shape[0] * shape[1] > MOST_SLOTS:
-            raise records.RecordError(
+            raise RecordError(
                 f"{path}: round {number}: its tree has {shape[0]} nodes of {shape[1]} child slots: at "
                 f"most {MOST_NODES} of each and {MOST_SLOTS} in all can be stored"
             )
-    records.save(path, ROUNDS, [_to_plain(record) for record in rounds])
+    storage.save(path, ROUNDS, [_to_plain(record) for record in rounds])
 
 
 @moves_data
@@ -189,9 +187,9 @@ def load_rounds(path: str | Path) -> list[RoundRecord]:
         round, field and entry.
       OSError: the file cannot be read.
     """
-    content = records.load_lazily(path, ROUNDS)
+    content = storage.load(path, ROUNDS)
     if not isinstance(content, list):
-        raise records.RecordError(f"{path}: rounds must be a list")
+        raise RecordError(f"{path}: rounds must be a list")
     return [
         _round_of(plain, Place(f"{path}: round {number}")) for number, plain in enumerate(content)
     ]
@@ -244,7 +242,7 @@ def _to_plain(record: RoundRecord) -> dict[str, Any]:
 class _Stored:
     """A round as it is on file: the fields that `_to_plain` writes."""
 
-    position: typed.Token
+    position: storage.Token
     rule: str
     target: str
     draft: str | None
@@ -257,14 +255,14 @@ class _Stored:
 
 
 def _round_of(plain: Any, place: Place) -> RoundRecord:
-    stored = typed.build(_Stored, plain, place)
+    stored = storage.read(_Stored, plain, place)
     rule = RULES.get(stored.rule)
     if rule is None:
         raise place.error(f"rule {shown(stored.rule)} is none of {', '.join(RULES)}")
     tree_place, rows_place = place.field("tree"), place.field("target_rows")
     nodes, slots, depth = _capacity(_arrays(Tree, stored.tree, tree_place), rule, tree_place)
-    _, vocab = typed.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), rows_place)
-    typed.assert_shape(stored.target_rows, (nodes, vocab), rows_place)
+    _, vocab = storage.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), rows_place)
+    storage.assert_shape(stored.target_rows, (nodes, vocab), rows_place)
     draws = _draws_of(stored.draws, nodes, place.field("draws"))
     tree = _tree_of(stored.tree, rule, (nodes, slots, depth), vocab, tree_place)
     draft_rows = _draft_rows_of(stored.draft_rows, rule, (nodes, vocab), place.field("draft_rows"))
@@ -275,14 +273,14 @@ def _round_of(plain: Any, place: Place) -> RoundRecord:
         draft=stored.draft,
         draws=draws,
         proposal=propose(rule.proposal, tree, draft_rows),
-        target_rows=typed.numbers(stored.target_rows, (nodes, vocab), rows_place),
+        target_rows=storage.numbers(stored.target_rows, (nodes, vocab), rows_place),
         bonus=stored.bonus,
         verdict=_verdict_of(stored.verdict, nodes, depth, place.field("verdict")),
     )
     try:
         assert_proposal(record.proposal, jnp.asarray(record.target_rows))
     except (AssertionError, TypeError, ValueError) as error:
-        raise place.error(records.shortened(str(error))) from error
+        raise place.error(storage.shortened(str(error))) from error
     return record
 
 
@@ -296,16 +294,16 @@ def _arrays(cls: type, stored: dict[str, StoredArray], place: Place) -> dict[str
 
 def _capacity(arrays: dict[str, StoredArray], rule: Rule, place: Place) -> tuple[int, int, int]:
     """Return the nodes, child slots and depth that a tree has room for, its shapes compared."""
-    (nodes,) = typed.axes_of(arrays["tokens"], (MOST_NODES,), place.field("tokens"))
-    typed.assert_shape(arrays["parents"], (nodes,), place.field("parents"))
+    (nodes,) = storage.axes_of(arrays["tokens"], (MOST_NODES,), place.field("tokens"))
+    storage.assert_shape(arrays["parents"], (nodes,), place.field("parents"))
     most = (nodes, MOST_NODES)
-    _, slots = typed.axes_of(arrays["children"], most, place.field("children"))
-    typed.assert_shape(arrays["children"], (nodes, slots), place.field("children"))
+    _, slots = storage.axes_of(arrays["children"], most, place.field("children"))
+    storage.assert_shape(arrays["children"], (nodes, slots), place.field("children"))
     if nodes * slots > MOST_SLOTS:
         raise place.error(
             f"has {nodes} nodes of {slots} child slots: more than {MOST_SLOTS} in all"
         )
-    (levels,) = typed.axes_of(arrays["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
+    (levels,) = storage.axes_of(arrays["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
     if rule.is_path and (slots, levels) != (1, nodes):
         raise place.error(
             f"has {nodes} nodes, {slots} child slots and {levels} levels, and rule {rule.name!r} is "
@@ -330,7 +328,7 @@ def _tree_of(
         "level_sizes": (depth + 1,),
     }
     stored = {
-        name: typed.integers(arrays[name], shape, place.field(name))
+        name: storage.numbers(arrays[name], shape, place.field(name), storage.INT32)
         for name, shape in shapes.items()
     }
     count = int(stored["level_sizes"].sum(dtype=np.int64))
@@ -363,7 +361,7 @@ def _draws_of(stored: dict[str, StoredArray], nodes: int, place: Place) -> Round
     for name, shape in shapes.items():
         if name not in stored:
             raise place.missing(name)
-        typed.assert_shape(stored[name], shape, place.field(name))
+        storage.assert_shape(stored[name], shape, place.field(name))
     try:
         with np.errstate(over="ignore"):  # a draw beyond float32 is refused by its place
             return draws_from_record({name: stored[name].read() for name in shapes})
@@ -386,7 +384,7 @@ def _draft_rows_of(
     nodes, vocab = shape
     # Rows of leaves are never read: those of a path's last node may be left out.
     count = nodes - 1 if stored.shape == (nodes - 1, vocab) else nodes
-    return jnp.asarray(typed.numbers(stored, (count, vocab), place))
+    return jnp.asarray(storage.numbers(stored, (count, vocab), place))
 
 
 def _verdict_of(stored: dict[str, StoredArray], nodes: int, depth: int, place: Place) -> Verdict:
@@ -394,11 +392,11 @@ def _verdict_of(stored: dict[str, StoredArray], nodes: int, depth: int, place: P
     # The path names nodes; the other numbers are only compared.
     ranges = {"path": Range(NONE, nodes - 1)}
     values: dict[str, Any] = {
-        field.name: typed.integers(
+        field.name: storage.numbers(
             arrays[field.name],
             (depth + 1,) if field.name in ("tokens", "path") else (),
             place.field(field.name),
-            ranges.get(field.name, typed.INT32),
+            ranges.get(field.name, storage.INT32),
         )
         for field in dataclasses.fields(Verdict)
     }

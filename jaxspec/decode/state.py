@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import storage
 from jaxspec.models.provider import Context, Usage
-from jaxspec.storage import files as records
-from jaxspec.storage import typed
-from jaxspec.storage.files import shown
-from jaxspec.storage.typed import Place
+from jaxspec.storage import Place, RecordError, shown
 
 SNAPSHOT = "snapshot"
 """Kind of record that `save_state` writes."""
@@ -25,7 +23,7 @@ SNAPSHOT = "snapshot"
 Ending = Literal["budget", "stop", "capacity"]
 """What ended a decode."""
 
-KeyWord = Annotated[int, typed.Range(0, 2**32 - 1)]
+KeyWord = Annotated[int, storage.Range(0, 2**32 - 1)]
 
 _MOST_KEY_WORDS = 16
 
@@ -119,7 +117,7 @@ def start_state(prompt: Sequence[int], key: jax.Array, depth: int) -> DecodeStat
 def save_state(path: str | Path, state: DecodeState, decoder: Mapping[str, Any]) -> None:
     """Save a snapshot together with the description of the decoder it belongs to."""
     content = {"decoder": dict(decoder), "state": dataclasses.asdict(state)}
-    records.save(path, SNAPSHOT, content)
+    storage.save(path, SNAPSHOT, content)
 
 
 def load_state(path: str | Path, decoder: Mapping[str, Any]) -> DecodeState:
@@ -135,12 +133,12 @@ def load_state(path: str | Path, decoder: Mapping[str, Any]) -> DecodeState:
       OSError: the file cannot be read.
     """
     place = Place(f"{path}: not a whole snapshot")
-    content = records.load_lazily(path, SNAPSHOT)
-    stored = typed.build(_Stored, content, place)
-    wanted = records.plain(dict(decoder), "the decoder that is to continue")
+    content = storage.load(path, SNAPSHOT)
+    stored = storage.read(_Stored, content, place)
+    wanted = storage.plain(dict(decoder), "the decoder that is to continue")
     for name in sorted({*stored.decoder, *wanted}):
         if stored.decoder.get(name) != wanted.get(name):
-            raise records.RecordError(
+            raise RecordError(
                 f"{path}: {shown(name)[1:-1]} was {shown(stored.decoder.get(name))} when this "
                 f"was saved, is now {shown(wanted.get(name))}"
             )

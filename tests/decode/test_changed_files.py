@@ -26,7 +26,7 @@ from jaxspec.decode import (
     save_rounds,
     save_state,
 )
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 PROMPT = (0, 2)
 NAMES = ("path by block", "fixed tree")

@@ -17,9 +17,9 @@ import pytest
 from helpers.toys import DRAFTERS, draft, round_draws, target
 
 import jaxspec as js
+from jaxspec import storage
 from jaxspec.decode import Decoder, RoundRecord, differences, load_rounds, replay_round, save_rounds
-from jaxspec.storage import files as records
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 PROMPT = (0, 2)
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
@@ -91,7 +91,7 @@ def saved(tmp_path: Path, rounds: list[RoundRecord]) -> tuple[Path, list[Any]]:
 
 
 def rewrite(file: Path, content: list[Any]) -> None:
-    file.write_text(json.dumps({"schema": records.SCHEMA, "kind": "rounds", "content": content}))
+    file.write_text(json.dumps({"schema": storage.SCHEMA, "kind": "rounds", "content": content}))
 
 
 def rounds_with_a_rejection(name: str) -> tuple[list[RoundRecord], int]:
@@ -313,7 +313,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
         put("tree", "tokens", "data", value=[2, 7, 1, 0, 0]),
         "outside the vocabulary of 3",
     ),
-    "half a token": (put("tree", "tokens", value=[2, 0.5, 1, 0, 0]), "wanted whole numbers"),
+    "half a token": (put("tree", "tokens", value=[2, 0.5, 1, 0, 0]), "wanted 32-bit integers"),
     "no target rows": (drop("target_rows"), "'target_rows' is missing"),
     "target rows of another tree": (
         put("target_rows", value=[[0.5, 0.25, 0.25]] * 4),
@@ -331,7 +331,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "a position that is a word": (
         put("position", value="3"),
-        "position is '3', wanted a whole number from 0",
+        "position is '3', wanted an integer from 0",
     ),
     "a bonus that is a word": (
         put("bonus", value="false"),
@@ -341,7 +341,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a draft that is a number": (put("draft", value=3), "draft is 3, wanted a string"),
     "no verdict": (drop("verdict"), "'verdict' is missing"),
     "a verdict without status": (drop("verdict", "status"), "'status' is missing"),
-    "half a token emitted": (put("verdict", "tokens", value=[0.5, 1, 1]), "wanted whole numbers"),
+    "half a token emitted": (put("verdict", "tokens", value=[0.5, 1, 1]), "wanted 32-bit integers"),
     "child slots of another tree": (
         put("tree", "children", value=[[-1] * 20_000]),
         r"tree.children has shape \(1, 20000\)",
@@ -362,9 +362,9 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a draw beyond float32": (put("draws", "final", value=[1e300, 0.5]), r"final\[0\] is 1e\+300"),
     "a path through no node": (
         put("verdict", "path", value=[0, 7, -1]),
-        r"verdict.path\[1\] is 7, wanted a whole number from -1 to 4",
+        r"verdict.path\[1\] is 7, wanted an integer from -1 to 4",
     ),
-    "a field too many": (put("mood", value=1), "holds a field that is not known here: 'mood'"),
+    "a field too many": (put("mood", value=1), "holds an unknown field: 'mood'"),
     "a long word for a rule": (put("rule", value="x" * 10_000), r"rule 'x+\.\.\.x+' is none of"),
     "a verdict of another depth": (put("verdict", "path", value=[0, 1]), r"path has shape \(2,\)"),
 }
@@ -428,19 +428,19 @@ def test_rows_of_a_path_that_fit_no_path_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plain", [None, 3, "round", [1]])
 def test_a_round_that_is_no_object_is_refused_and_named(tmp_path: Path, plain: Any) -> None:
-    records.save(tmp_path / "r.json", "rounds", [plain])
+    storage.save(tmp_path / "r.json", "rounds", [plain])
     with pytest.raises(RecordError, match=r"round 0: a .*, wanted an object"):
         load_rounds(tmp_path / "r.json")
 
 
 def test_rounds_that_are_no_list_are_refused(tmp_path: Path) -> None:
-    records.save(tmp_path / "r.json", "rounds", {"rounds": []})
+    storage.save(tmp_path / "r.json", "rounds", {"rounds": []})
     with pytest.raises(RecordError, match="rounds must be a list"):
         load_rounds(tmp_path / "r.json")
 
 
 def test_a_snapshot_is_no_rounds(tmp_path: Path) -> None:
-    records.save(tmp_path / "s.json", "snapshot", {})
+    storage.save(tmp_path / "s.json", "snapshot", {})
     with pytest.raises(RecordError, match="holds 'snapshot', wanted 'rounds'"):
         load_rounds(tmp_path / "s.json")
 

@@ -11,11 +11,11 @@ import pytest
 from helpers.toys import DRAFTERS, POLICY, VOCAB, draft, target
 
 import jaxspec as js
+from jaxspec import storage
 from jaxspec.decode import Decoder, DecodeState, load_state, save_rounds, save_state, score_layered
 from jaxspec.draft import AdaptiveTree, FixedTree, NoDraft, SampledPath
 from jaxspec.models.provider import Provider
-from jaxspec.storage import files as records
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 PROMPT = (0, 2)
 KEY = jax.random.key(7)
@@ -278,7 +278,7 @@ def test_a_description_in_tuples_is_that_in_lists(tmp_path: Path) -> None:
 
 def test_a_content_that_is_no_object_is_refused(tmp_path: Path) -> None:
     for content in (None, [], "state", 3):
-        records.save(tmp_path / "s.json", "snapshot", content)
+        storage.save(tmp_path / "s.json", "snapshot", content)
         with pytest.raises(RecordError, match="not a whole snapshot"):
             load_state(tmp_path / "s.json", {})
 

@@ -31,13 +31,7 @@ def shortened(text: str) -> str:
 
 
 class Place(NamedTuple):
-    """Position of a value in a file, for error messages.
-
-    Attributes:
-      source: the file, and which of its records.
-      path: the field in it; empty for the record itself.
-      depth: levels of `path`.
-    """
+    """Position of a value: the file and which of its records, the field in it, the field's level."""
 
     source: str
     path: str = ""
@@ -71,8 +65,5 @@ class Place(NamedTuple):
 
     def wrong(self, value: Any, wanted: str) -> RecordError:
         """Return the error that shows a value and what was expected instead."""
-        if hasattr(value, "shape"):
-            given = f"an array of shape {shown(value.shape)}"
-        else:
-            given = f"a {type(value).__name__}" if isinstance(value, dict | list) else shown(value)
+        given = f"a {type(value).__name__}" if isinstance(value, dict | list) else shown(value)
         return self.error(f"is {given}, wanted {wanted}")

@@ -1,10 +1,9 @@
-"""The file format of all that is stored: rounds, snapshots, experiments.
+"""The file format of all that is stored: rounds, states, experiments.
 
 A file holds its schema, what kind of record it is, and a tree of plain values: dictionaries, lists,
-strings, numbers, None, and numpy arrays. In JSON, float32 numbers are written such that they read
-back bit for bit; npz stores the arrays as they are. A JSON record written elsewhere is an object of
-"schema", "kind" and "content"; an array in it is
-`{"$array": "float32", "shape": [2, 3], "data": [...]}`, the numbers in row-major order.
+strings, numbers, None, and numpy arrays. JSON is an object of "schema", "kind" and "content"; an array
+in it is `{"$array": "float32", "shape": [2, 3], "data": [...]}`, the numbers in row-major order and
+such that they read back bit for bit. In npz the arrays are stored as they are.
 
 A file is not trusted. Arrays are loaded as dtype and shape, to be compared with the other fields
 before the numbers are read, so that a file cannot ask for memory that its fields do not explain.
@@ -28,12 +27,7 @@ from jaxspec.storage.place import Place, RecordError, shortened, shown
 SCHEMA = "jaxspec/1"
 """Name and version of the format. A reader rejects any other."""
 
-MOST_DIGITS = 4000
-"""Decimal digits of an integer; Python itself reads at most 4300."""
-
-_HEADER = "header"
-_HEADER_GROWTH = 300
-_HEADER_FLOOR = 1 << 20
+_MOST_DIGITS = 4000  # of an integer; Python reads at most 4300
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -46,17 +40,18 @@ _DTYPES = frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredArray:
-    """An array in a file whose numbers are not read yet.
+    """An array in a file: what it declares of itself, and a function that reads its numbers.
 
-    Attributes:
-      dtype: name of the stored type.
-      shape: the sizes that the file declares.
-      read: reads the numbers, all finite. Raises `RecordError`.
+    `read` raises `RecordError` unless they match and are finite.
     """
 
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+
+    def __repr__(self) -> str:
+        """Type and shape."""
+        return f"an array of shape {shown(self.shape)}"
 
 
 def save(path: str | Path, kind: str, content: Any) -> None:
@@ -85,21 +80,14 @@ def save(path: str | Path, kind: str, content: Any) -> None:
     encoded = _encode(content, Place(str(path), kind), store)
     text = _to_json({"schema": SCHEMA, "kind": kind, "content": encoded}).encode()
     if is_npz:
-        parts: dict[str, Any] = {_HEADER: np.frombuffer(text, np.uint8), **arrays}
+        parts: dict[str, Any] = {"header": np.frombuffer(text, np.uint8), **arrays}
         replace_file(path, lambda file: np.savez_compressed(file, **parts))
     else:
         replace_file(path, lambda file: file.write(text))
 
 
 def load(path: str | Path, kind: str) -> Any:
-    """Read a record back; see `read` for turning it into dataclasses.
-
-    Args:
-      path: a file written by `save`.
-      kind: the expected kind.
-
-    Returns:
-      The content, tuples as lists and each array as a `StoredArray`.
+    """Read a record of an expected kind back: tuples as lists, each array as a `StoredArray`.
 
     Raises:
       RecordError: the file is not a record, of another version, or of another kind.
@@ -119,21 +107,12 @@ def load(path: str | Path, kind: str) -> Any:
 
 
 def kind_of(path: str | Path) -> str:
-    """Return the kind of record in a file.
-
-    Raises:
-      RecordError: the file is not a record, or of another version.
-      OSError: it cannot be read.
-    """
+    """Return the kind of record in a file; raises as `load`."""
     return _document(path)[0]["kind"]
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return plain values as they would read back: tuples as lists, no arrays.
-
-    Raises:
-      RecordError: a value cannot be stored, or is an array; the message says where it is.
-    """
+    """Return plain values as they would read back; RecordError for an array and as in `save`."""
 
     def reject(array: np.ndarray, place: Place) -> Any:
         raise RecordError(f"{place}: an array of {array.dtype}, wanted a plain value")
@@ -166,16 +145,19 @@ def _encode(value: Any, place: Place, store: Callable[[np.ndarray, Place], Any])
         return {name: _encode(item, place.field(name), store) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(item, place.item(index), store) for index, item in enumerate(value)]
-    if isinstance(value, str) and not _is_unicode(value):
-        raise RecordError(f"{place}: {shown(value)} is not valid Unicode")
-    if isinstance(value, int) and value.bit_length() > MOST_DIGITS * math.log2(10):
-        raise RecordError(f"{place}: an integer of more than {MOST_DIGITS} digits")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecordError(f"{place}: {value} is not finite")
-    if isinstance(value, bool | int | float | str) or value is None:
-        return value
-    kind = type(value).__name__
-    raise RecordError(f"{place}: a {kind} is neither a plain value nor a numpy array")
+    wrong = None
+    if isinstance(value, str):
+        wrong = None if _is_unicode(value) else f"{shown(value)} is not valid Unicode"
+    elif isinstance(value, int):
+        if value.bit_length() > _MOST_DIGITS * math.log2(10):
+            wrong = f"an integer of more than {_MOST_DIGITS} digits"
+    elif isinstance(value, float):
+        wrong = None if math.isfinite(value) else f"{value} is not finite"
+    elif value is not None:
+        wrong = f"a {type(value).__name__} is neither a plain value nor a numpy array"
+    if wrong:
+        raise RecordError(f"{place}: {wrong}")
+    return value
 
 
 def _is_unicode(text: str) -> bool:
@@ -257,21 +239,21 @@ def _open_npz(raw: bytes, path: str) -> tuple[dict[str, StoredArray], bytes]:
         if name in arrays:
             raise ValueError(f"it holds {shown(name)} twice")
         arrays[name] = _member(archive, member, shown(name), path)
-    if _HEADER not in arrays:
-        raise ValueError(f"{_HEADER!r} is missing")
-    header = arrays.pop(_HEADER)
+    if "header" not in arrays:
+        raise ValueError("'header' is missing")
+    header = arrays.pop("header")
     size = math.prod(header.shape)
     # The text of a record compresses to a hundredth at best (a state of many equal rounds), and the
     # values parsed from it take tens of times its memory: what grows more is not a record.
-    if header.dtype != "uint8" or size > _HEADER_FLOOR + _HEADER_GROWTH * len(raw):
+    if header.dtype != "uint8" or size > 2**20 + 300 * len(raw):
         raise ValueError(f"its header is {size} numbers of type {header.dtype}")
     return arrays, header.read().tobytes()
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, path: str) -> StoredArray:
     """Read the declared type and shape of an array and compare them with the size of its data."""
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name} is compressed by method {member.compress_type}")
+    if (method := member.compress_type) not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed by method {method}")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in _HEADER_READERS:

@@ -1,11 +1,12 @@
 """Reading of plain values into dataclasses, driven by the annotations of their fields.
 
-Known annotations: bool, int, float, str, None and unions with it, `Literal`, tuples, dictionaries
-with string keys, dataclasses, `Any` (plain values), `StoredArray`, and `Annotated[int, Range(...)]`.
-An int without a range is a count, from 0 on.
+Known annotations: bool, int, float, str, None and unions with it, `Literal`, enums (a member's name
+in lower case), tuples, dictionaries with string keys, dataclasses, `Any` (plain values),
+`StoredArray`, `Annotated[int, Range(...)]`. An int without a range is a count, from 0 on.
 """
 
 import dataclasses
+import enum
 import functools
 import itertools
 import types
@@ -31,11 +32,10 @@ class Range(NamedTuple):
     most: int
 
     def __str__(self) -> str:
-        """In an error."""
+        """Describe it for an error."""
         return f"an integer from {self.least} to {self.most}"
 
 
-COUNT = Range(0, 2**63 - 1)
 INT32 = Range(-(2**31), 2**31 - 1)
 
 Token = Annotated[int, Range(0, 2**31 - 1)]
@@ -97,6 +97,8 @@ def _read(kind: Any, value: Any, place: Place) -> Any:
         return _plain(value, place)
     if kind is StoredArray:
         return value if isinstance(value, StoredArray) else _nested(value, place)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[_read(Literal[*(each.name.lower() for each in kind)], value, place).upper()]
     if origin is Literal:
         if not any(type(value) is type(each) and value == each for each in arguments):
             raise place.wrong(value, f"one of {', '.join(map(repr, arguments))}")
@@ -119,7 +121,7 @@ def _range_of(kind: Any) -> Range | None:
     """Return the integers that an annotation allows; None if it is not one of integers."""
     if typing.get_origin(kind) is Annotated:
         return typing.get_args(kind)[1]
-    return COUNT if kind is int else None
+    return Range(0, 2**63 - 1) if kind is int else None
 
 
 def _integers(values: list[Any], within: Range, at: Any) -> tuple[int, ...]:

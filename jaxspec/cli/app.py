@@ -33,7 +33,7 @@ from jaxspec.cli.terminal import (
     refuse,
 )
 from jaxspec.decode import differences, load
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxspec import experiments
+from jaxspec import experiments, storage
 from jaxspec.cli.terminal import (
     Progress,
     check_seed,
@@ -43,7 +43,6 @@ from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, 
 from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
 from jaxspec.models import decode as text_of
 from jaxspec.models.provider import Context, Provider
-from jaxspec.storage import files as records
 
 NEW_TOKENS = 180
 SHOWN = 250
@@ -163,9 +162,9 @@ def check(args: argparse.Namespace) -> None:
         if name is None:
             continue
         try:
-            records.destination(name)
+            storage.destination(name)
         except OSError as error:
-            raise ValueError(f"{option} {records.shortened(name)}: {reason(error)}") from error
+            raise ValueError(f"{option} {storage.shortened(name)}: {reason(error)}") from error
 
 
 def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[str]:

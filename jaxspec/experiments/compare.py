@@ -18,8 +18,7 @@ from jaxspec.checks import assert_whole
 from jaxspec.decode import Decoder, Ending, Metrics, Options, metrics_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.models.provider import Context, Provider
-from jaxspec.storage.files import shown
-from jaxspec.storage.typed import Range
+from jaxspec.storage import Range, shown
 from jaxspec.verify import RULES
 
 Progress = Callable[[str], None]

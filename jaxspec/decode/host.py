@@ -98,7 +98,7 @@ class Decoder:
         """
         vocab, most = self._target.vocab, self._capacity
         (request,) = requests_of(
-            [prompt], key, vocab=vocab, max_context=most, options=options, is_batch=False
+            [prompt], key, options, vocab=vocab, max_context=most, is_batch=False
         )
         is_full = len(request.prompt) >= most
         return DecodeState(

@@ -212,7 +212,8 @@ def propose_on_host(
     wanted = "a Provider to draft on the host; wrap a network, as CachedNetwork(...).provider()"
     assert_kind(f"the model of {type(drafter).__name__}", model, Provider, wanted)
     assert isinstance(model, Provider)
-    tokens = model.check_context(tokens)
+    if depth > 0:  # a text may hold tokens that the draft lacks: nothing is drafted then
+        tokens = model.check_context(tokens)
     vocab = model.vocab if vocab is None else vocab
     return _ask(drafter, model, vocab, tokens, view, limit, apply)
 

@@ -70,8 +70,9 @@ TWO_LEVEL_TREE = Instance(
 )
 """The contract's tree: joint law (00, 01, 10, 11) = (2000, 500, 3000, 4500) / 10000."""
 
-_KILL_P, _KILL_Q = {(): _row(1, 3, 7, 9)}, {(): _row(12, 3, 4, 1)}
-_CONTEXTS_P = {
+_KILL_P: RowsByContext = {(): _row(1, 3, 7, 9)}
+_KILL_Q: RowsByContext = {(): _row(12, 3, 4, 1)}
+_CONTEXTS_P: RowsByContext = {
     (): _row(1, 3, 8),
     (0,): _row(5, 6, 1),
     (1,): _row(2, 4, 6),
@@ -80,7 +81,12 @@ _CONTEXTS_P = {
     (1, 1): _row(1, 10, 1),
     (2, 0): _row(4, 0, 8),
 }
-_CONTEXTS_Q = {(): _row(6, 4, 2), (0,): _row(2, 3, 7), (1,): _row(6, 1, 5), (2,): _row(1, 9, 2)}
+_CONTEXTS_Q: RowsByContext = {
+    (): _row(6, 4, 2),
+    (0,): _row(2, 3, 7),
+    (1,): _row(6, 1, 5),
+    (2,): _row(1, 9, 2),
+}
 
 _PATHS = (
     SINGLE_PATH,

@@ -16,7 +16,7 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,13 @@ import numpy as np
 from jaxspec.audit.rounds import causal_nodes, draws_of
 from jaxspec.audit.search import UNITS, search
 from jaxspec.checks import Progress
-from jaxspec.decode import Decoder, DecodeState, Scores
-from jaxspec.draft import Draft
+from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, as_target
+from jaxspec.draft import HostDraft
 from jaxspec.models.provider import Context
 from jaxspec.proposals import Proposal
 from jaxspec.rows import TILE
 from jaxspec.transfers import moves_data
+from jaxspec.trees import make_tree
 from jaxspec.verify import Verdict, Verifier
 
 _TOGETHER = 32
@@ -64,7 +65,12 @@ class DecodingLaw:
 
 @moves_data
 def decoding_law(
-    decoder: Decoder, prompt: Context, *, batch: int = 256, progress: Progress | None = None
+    decoder: Decoder,
+    prompt: Context,
+    *,
+    batch: int = 256,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> DecodingLaw:
     """Compute the exact law of all that a decoder emits after a prompt.
 
@@ -81,6 +87,7 @@ def decoding_law(
       batch: evaluations in one call of a compiled verification.
       progress: called as progress(what, tokens of the text done, all) after each text whose proposals
         were found, and within and after the searches.
+      **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `jaxspec.decode.Options`.
 
     Returns:
       The `DecodingLaw`.
@@ -91,8 +98,10 @@ def decoding_law(
     """
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
-    start = dataclasses.replace(decoder.start(prompt, jax.random.key(0)), key_data=())
-    steps = decoder.new_tokens
+    start = decoder.start(prompt, jax.random.key(0), **options)
+    # States that differ in their keys alone are one: a decode is followed for all draws.
+    start = dataclasses.replace(start, request=dataclasses.replace(start.request, key_data=()))
+    steps = start.request.new_tokens
     if decoder.max_context is not None:
         steps = min(steps, decoder.max_context - len(start.tokens))
     pending: dict[DecodeState, float] = {start: 1.0}
@@ -109,7 +118,7 @@ def decoding_law(
         rounds: list[_Round] = []
         for state in [each for each in pending if len(each.tokens) == shortest]:
             mass = pending.pop(state)
-            if state.finished:
+            if state.ending != Ending.NONE:
                 texts[state.new_tokens] += mass
                 continue
             found, missed = _rounds_from(decoder, state, mass)
@@ -122,7 +131,7 @@ def decoding_law(
             misses += missed
     done = steps
     report(f"{searches:,} proposals")
-    target_texts = _target_law(decoder, start.tokens, steps)
+    target_texts = _target_law(decoder, start, steps)
     every = {*texts, *target_texts}
     return DecodingLaw(
         texts=dict(texts),
@@ -134,16 +143,19 @@ def decoding_law(
     )
 
 
-def _target_law(decoder: Decoder, prompt: Context, length: int) -> dict[Context, float]:
+def _target_law(decoder: Decoder, start: DecodeState, length: int) -> dict[Context, float]:
     """Return the law of the target's own text: up to `length` tokens, or to a stop token."""
+    target = as_target(decoder.target)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}
         for text, mass in law.items():
-            if text and text[-1] in decoder.stop_tokens:
+            if text and text[-1] in start.request.stop_tokens:
                 longer[text] = mass
                 continue
-            (row,), _ = decoder.target.rows([(*prompt, *text)])
+            context = (*start.tokens, *text)
+            scores = target.rows(make_tree(context[-1:], [-1]), context, bonus=True)
+            row = start.request.apply(scores.rows)[0]
             exact = row.astype(np.float64)
             for token, share in enumerate((exact / exact.sum()).tolist()):
                 if share > 0:
@@ -158,7 +170,7 @@ class _Round:
 
     mass: float
     state: DecodeState
-    draft: Draft
+    draft: HostDraft
     scores: Scores
 
 
@@ -171,11 +183,11 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
     Returns:
       (the rounds, the number of replays inside the boxes that led to another proposal).
     """
-    nodes = decoder.drafter.max_nodes
+    nodes = decoder.drafter.capacity.max_nodes
     generator = np.random.default_rng(0)
-    drafts: dict[bytes, Draft] = {}
+    drafts: dict[bytes, HostDraft] = {}
 
-    def propose(units: np.ndarray, tile: float = 0.5) -> Draft:
+    def propose(units: np.ndarray, tile: float = 0.5) -> HostDraft:
         pairs = np.stack([np.full(nodes, tile), units / UNITS], axis=1).astype(np.float32)
         if pairs.tobytes() not in drafts:
             drafts[pairs.tobytes()] = decoder.propose(state, jnp.asarray(pairs))
@@ -191,14 +203,14 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
         for units in (low, high - 1, generator.integers(low, high)):
             again = propose(units, float(generator.integers(UNITS) / UNITS))
             misses += _content(again) != _content(draft)
-        scores = decoder.score_draft(state, draft)
+        scores = decoder.score(state, draft)
         share = float(np.prod((high - low)[1:] / UNITS))
         rounds.append(_Round(mass=mass * share, state=state, draft=draft, scores=scores))
     return rounds, misses
 
 
 def _pieces(
-    propose: Callable[[np.ndarray], Draft],
+    propose: Callable[[np.ndarray], HostDraft],
     node: int,
     most_cuts: int,
     low: np.ndarray,
@@ -259,7 +271,7 @@ def _expected_edges(proposal: Proposal, node: int) -> list[int]:
     return np.unique(np.rint(running * UNITS).astype(np.int64)).tolist()
 
 
-def _content(draft: Draft) -> bytes:
+def _content(draft: HostDraft) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(draft.proposal))
 
 

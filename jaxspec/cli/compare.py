@@ -34,12 +34,11 @@ from jaxspec.decode import (
     CachedNetwork,
     Decoder,
     RoundRecord,
-    Scorer,
-    chances_of,
+    Target,
     metrics_of,
-    save_rounds,
-    score_batched,
+    save,
 )
+from jaxspec.decode.metrics import chances_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
 from jaxspec.models import decode as text_of
@@ -177,7 +176,7 @@ def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[
     failures = []
     if args.save is not None:
         try:
-            save_rounds(args.save, decoded[-1].records)
+            save(args.save, decoded[-1].records)
         except (OSError, ValueError) as error:
             failures.append(f"--save {args.save}: not written: {explain(error)}")
         else:
@@ -199,14 +198,12 @@ class Models:
       target: the target.
       draft: the draft.
       alphabet: the characters that are their tokens.
-      score: who asks the target.
       max_context: most characters of a text; None for no limit.
     """
 
-    target: Provider
+    target: Target | Provider
     draft: Provider
     alphabet: str
-    score: Scorer = score_batched
     max_context: int | None = None
 
 
@@ -220,10 +217,9 @@ def models_of(name: str) -> Models:
     assert slots is not None and network.tokenizer is not None
     attention = CachedNetwork(network, slots=slots + AdaptiveTreePolicy().max_nodes)
     return Models(
-        target=attention.provider(),
+        target=attention,
         draft=CachedNetwork(smaller, slots=slots, chunk=4).provider(),
         alphabet="".join(network.tokenizer.pieces),
-        score=attention,
         max_context=slots,
     )
 
@@ -247,14 +243,12 @@ def decode_all(
     """Decode a prompt plainly and by each drafter."""
     draft = models.draft
     plain = Decoder(
-        target=models.target,
-        new_tokens=new_tokens,
-        score=models.score,
+        models.target,
         max_context=models.max_context,
     )
     drafters: dict[str, Drafter] = {
         "path": SampledPath(draft, depth=4),
-        "fixed tree": FixedTree(draft, widths=(3, 2, 1, 1)),
+        "fixed tree": FixedTree(draft, shape=(3, 2, 1, 1)),
         "adaptive tree": AdaptiveTree(draft),
     }
     decoders = {"plain": plain}
@@ -263,7 +257,7 @@ def decode_all(
     }
     decoded = []
     for name, decoder in decoders.items():
-        state = decoder.start(prompt, jax.random.key(seed))
+        state = decoder.start(prompt, jax.random.key(seed), new_tokens=new_tokens)
         records = []
         for after, record in decoder.rounds(state):
             state = after
@@ -275,7 +269,7 @@ def decode_all(
             prompt=prompt,
             seed=seed,
             text=state.new_tokens,
-            finished=str(state.finished),
+            finished=state.ending.name.lower(),
             metrics=metrics_of(state.rounds),
         )
         decoded.append(Decoded(run=run, records=tuple(records), decoder=decoder))

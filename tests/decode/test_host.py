@@ -71,7 +71,7 @@ def test_a_budget_is_met_exactly_and_nothing_beyond_it_is_asked(name: str, bonus
         assert state.ending == Ending.BUDGET
         assert sum(each.num_emitted for each in state.rounds) == budget
         assert all(each.status == 0 for each in state.rounds)
-        # The row after prompt and budget would say what comes beyond them.
+        # The row after prompt and budget would give what follows them.
         assert max(map(len, p.asked + q.asked)) < len(PROMPT) + budget
         if budget == 1:
             # Without the bonus the one token may be drafted; with it, it is the bonus itself.
@@ -441,7 +441,7 @@ def test_a_round_that_fails_leaves_its_state_and_goes_on_once_the_provider_is_me
 
 
 @pytest.mark.parametrize("failing", ["target", "draft"])
-def test_rows_out_of_order_are_refused_and_the_state_goes_on_once_they_are_in_order(
+def test_rows_out_of_order_are_an_error_and_the_state_goes_on_once_they_are_in_order(
     failing: str,
 ) -> None:
     is_mended = False

@@ -115,8 +115,10 @@ def test_targets_asked_in_any_grouping_lead_to_one_law() -> None:
 
 
 def test_the_law_of_a_prompt_that_fills_the_context_is_the_empty_text() -> None:
-    law = decoding_law(Decoder(TARGET, PATH, max_context=1), PROMPT)
-    assert law.texts == law.target_texts == {(): 1.0}
+    short = dataclasses.replace(TARGET, max_context=1)
+    for decoder in (Decoder(TARGET, PATH, max_context=1), Decoder(short, PATH)):
+        law = decoding_law(decoder, PROMPT)
+        assert law.texts == law.target_texts == {(): 1.0}
 
 
 def test_the_targets_own_law_is_the_product_of_its_rows_and_ends_at_stop_tokens() -> None:

@@ -164,7 +164,7 @@ class Decoder:
         """Draft for a round, within the budget, the capacity, and the contexts of draft and scorer."""
         length = len(state.tokens)
         depth = int(_depth(state.depth, self._room(state), self._draft_room(state), self.bonus))
-        nodes = None
+        nodes = UNLIMITED
         if isinstance(self.score, LimitedScorer):
             nodes = max(self.score.room_after(length), 1)
         return propose_on_host(

@@ -23,14 +23,16 @@ from jaxspec.decode import (
 from jaxspec.draft import (
     AdaptiveTree,
     AdaptiveTreePolicy,
-    Draft,
     Drafter,
     FixedTree,
+    HostDraft,
     NoDraft,
+    Proposed,
     SampledPath,
+    View,
+    propose_on_host,
 )
 from jaxspec.models.provider import Context, Provider
-from jaxspec.trees import make_tree
 
 VOCAB = 3
 PROMPT = (0,)
@@ -63,7 +65,7 @@ DRAFTERS: dict[str, Drafter] = {
     "none": NoDraft(),
     "path by token": PATH,
     "path by block": TILE,
-    "fixed tree": FixedTree(DRAFT, widths=(2, 1)),
+    "fixed tree": FixedTree(DRAFT, shape=(2, 1)),
     "adaptive tree": AdaptiveTree(DRAFT, POLICY),
 }
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
@@ -116,13 +118,14 @@ def test_the_depth_of_the_adaptive_tree_changes_within_the_law_that_is_proved() 
     asked: set[tuple[int, int]] = set()
 
     @dataclasses.dataclass(frozen=True)
-    class Watched(AdaptiveTree):
-        def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-            draft = super().propose(context, depth, pairs)
-            asked.add((len(context), draft.depth))
+    class Watched(Decoder):
+        def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
+            draft = super().propose(state, pairs)
+            asked.add((len(state.tokens), draft.depth))
             return draft
 
-    decoder = Decoder(TARGETS["three tokens of three"][0], Watched(DRAFT, POLICY), 3, bonus=False)
+    target = TARGETS["three tokens of three"][0]
+    decoder = Watched(target, AdaptiveTree(DRAFT, POLICY), 3, bonus=False)
     assert_lossless(decoding_law(decoder, PROMPT))
     # Of one context length both depths came about, so it is the past that decided.
     assert {(1, 1), (2, 2), (2, 1)} <= asked
@@ -180,62 +183,51 @@ def audit_of(drafter: Drafter, kind: type[Decoder] = Decoder, **options: Any) ->
     )
 
 
-def sharpened(row: np.ndarray) -> np.ndarray:
-    weights = row.astype(np.float64) ** 2
-    return (weights / weights.sum()).astype(np.float32)
+def record(state: Any, rows: jax.Array) -> Any:
+    """Put other rows on record than the tokens were drawn from."""
+    return dataclasses.replace(state, rows=rows)
+
+
+def drawn_with(state: Any) -> jax.Array:
+    """The probability of each token of a path in the row that it was drawn from."""
+    return jnp.take_along_axis(state.rows, state.tokens[:, 1:, None], axis=2)[:, :, 0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Colder(SampledPath):
     """Records rows that are colder than those that the tokens were drawn from."""
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        draft = super().propose(context, depth, pairs)
-        rows = np.array(draft.proposal.draft_rows)
-        rows[: draft.depth] = [sharpened(row) for row in rows[: draft.depth]]
-        proposal = js.WithReplacement(tree=draft.proposal.tree, draft_rows=jnp.asarray(rows))
-        return dataclasses.replace(draft, proposal=proposal)
+    def finish(self, state: Any, view: View) -> Proposed:
+        weights = state.rows**2
+        mass = weights.sum(axis=2, keepdims=True)
+        return super().finish(record(state, weights / jnp.where(mass > 0, mass, 1.0)), view)
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform(SampledPath):
     """Records uniform rows. The middle of each token's share there gives this very token."""
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        draft = super().propose(context, depth, pairs)
-        rows = jnp.full((self.depth, VOCAB), 1 / VOCAB)
-        proposal = js.WithReplacement(tree=draft.proposal.tree, draft_rows=rows)
-        return dataclasses.replace(draft, proposal=proposal)
+    def finish(self, state: Any, view: View) -> Proposed:
+        return super().finish(record(state, jnp.full_like(state.rows, 1 / VOCAB)), view)
 
 
 @dataclasses.dataclass(frozen=True)
 class Argmax(SampledPath):
     """Takes the most probable token and records the row as if it had been drawn from it."""
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        draft = super().propose(context, depth, pairs)
-        tokens = [context[-1]]
-        for _ in range(draft.depth):
-            (row,), _ = self.draft.rows([(*context[:-1], *tokens)])
-            tokens.append(int(row.argmax()))
-        tree = make_tree(tokens, range(-1, draft.depth), max_nodes=3, max_depth=2)
-        rows, _ = self.draft.rows([(*context[:-1], *tokens[: n + 1]) for n in range(2)])
-        proposal = js.WithReplacement(tree=tree, draft_rows=jnp.asarray(rows))
-        return dataclasses.replace(draft, proposal=proposal)
+    def grow(self, level: Any, state: Any, rows: jax.Array, view: View) -> Any:
+        state = super().grow(level, state, rows, view)
+        likely = jnp.argmax(rows[:, 0], axis=1).astype(jnp.int32)
+        return dataclasses.replace(state, tokens=state.tokens.at[:, level + 1].set(likely))
 
 
 @dataclasses.dataclass(frozen=True)
 class Picky(SampledPath):
     """Looks at the token that this round's draw gave and drops it if it is improbable."""
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        draft = super().propose(context, depth, pairs)
-        tokens = np.asarray(draft.proposal.tree.tokens)
-        rows = np.asarray(draft.proposal.draft_rows)
-        kept = 0
-        while kept < draft.depth and rows[kept, tokens[kept + 1]] >= 0.4:
-            kept += 1
-        return draft if kept == draft.depth else super().propose(context, kept, pairs)
+    def finish(self, state: Any, view: View) -> Proposed:
+        is_in = state.is_in.at[:, 1:].min(drawn_with(state) >= 0.4)
+        return super().finish(dataclasses.replace(state, is_in=is_in), view)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,14 +236,12 @@ class Trimmed(SampledPath):
 
     drops: bool = True
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        draft = super().propose(context, depth, pairs)
-        tokens = np.asarray(draft.proposal.tree.tokens)
-        rows = np.asarray(draft.proposal.draft_rows)
-        improbable = [n for n in range(draft.depth) if rows[n, tokens[n + 1]] < 0.3]
-        if not improbable:
-            return draft
-        return super().propose(context, improbable[0] + (not self.drops), pairs)
+    def finish(self, state: Any, view: View) -> Proposed:
+        is_probable = drawn_with(state) >= 0.3
+        if not self.drops:
+            is_probable = jnp.pad(is_probable[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        is_in = state.is_in.at[:, 1:].min(is_probable)
+        return super().finish(dataclasses.replace(state, is_in=is_in), view)
 
 
 def trimmed(*, drops: bool, rule: str = "token") -> DecodingLaw:
@@ -265,79 +255,70 @@ KILL_P, KILL_Q = np.array([1, 3, 7, 9]) / 20, np.array([12, 3, 4, 1]) / 20
 """The row pair of the known-bad variants of one round: there the biases are known exactly."""
 
 UNEVEN = Provider("uneven", 4, lambda _: KILL_Q)
-DRAW = {
-    name: jax.jit(js.RULES[name].proposal.draw)
-    for name in ("with_replacement", "without_replacement")
-}
+KILL_ROW = jnp.asarray(KILL_Q, jnp.float32)
+Change = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""Two tokens to two tokens, and which of these are proposed."""
+
+
+def as_drawn(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens, jnp.array([True, True])
+
+
+def probable(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens, KILL_ROW[tokens] > 0.18
+
+
+def by_score(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens[jnp.argsort(-KILL_ROW[tokens], stable=True)], jnp.array([True, True])
+
+
+def without_repeats(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens, jnp.stack([jnp.bool_(True), tokens[0] != tokens[1]])
+
+
+def with_the_last_improbable_dropped(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens, jnp.stack([jnp.bool_(True), KILL_ROW[tokens[1]] > 0.18])
 
 
 @dataclasses.dataclass(frozen=True)
-class Siblings:
+class Siblings(FixedTree):
     """Two candidates for the next token, sampled, and then changed by looking at them."""
 
-    rule: js.Rule
-    change: Callable[[list[int]], list[int]]
-    draft: Provider = UNEVEN
-    max_nodes: int = 3
-    first_depth: int = 1
+    change: Change = as_drawn
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        (row,), usage = self.draft.rows([context])
-        drawn = DRAW[self.rule.name](pairs[1:], jnp.asarray(row, jnp.float32)).tolist()
-        tokens = self.change(drawn) if depth else []
-        tree = make_tree(
-            [context[-1], *tokens],
-            [-1, *[0] * len(tokens)],
-            max_nodes=3,
-            max_children=2,
-            max_depth=1,
-            distinct_siblings=False,
+    def finish(self, state: Any, view: View) -> Proposed:
+        tokens, is_in = self.change(state.tokens[0, 1:])
+        return super().finish(
+            dataclasses.replace(
+                state,
+                tokens=state.tokens.at[0, 1:].set(tokens),
+                is_in=state.is_in.at[0, 1:].min(is_in),
+            ),
+            view,
         )
-        proposal = self.rule.proposal(tree=tree, draft_rows=jnp.asarray([row, row], jnp.float32))
-        return Draft(proposal=proposal, depth=int(depth > 0), usage=usage)
-
-    def next_depth(self, depth: int, accepted: int, proposed: int) -> int:
-        return 1
-
-    def describe(self) -> dict[str, Any]:
-        return {"drafter": "two siblings"}
 
 
-def siblings(rule: str, change: Callable[[list[int]], list[int]] = list) -> DecodingLaw:
+def siblings(rule: str, change: Change = as_drawn) -> DecodingLaw:
     target = Provider("kill row", 4, lambda _: KILL_P)
-    return decoding_law(Decoder(target, Siblings(js.RULES[rule], change), 1, bonus=False), PROMPT)
-
-
-def probable(tokens: list[int]) -> list[int]:
-    return [token for token in tokens if KILL_Q[token] > 0.18]
-
-
-def by_score(tokens: list[int]) -> list[int]:
-    return sorted(tokens, key=lambda token: -KILL_Q[token])
-
-
-def without_repeats(tokens: list[int]) -> list[int]:
-    return list(dict.fromkeys(tokens))
-
-
-def with_the_last_improbable_dropped(tokens: list[int]) -> list[int]:
-    return tokens if KILL_Q[tokens[1]] > 0.18 else tokens[:1]
+    drafter = Siblings(UNEVEN, (2,), js.RULES[rule], change=change)
+    return decoding_law(Decoder(target, drafter, 1, bonus=False), PROMPT)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reversed(SampledPath):
     """Draws its tokens in reverse order, which is another cut of the same draws: no fault."""
 
-    def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-        return super().propose(context, depth, 1 - 2.0**-24 - pairs)
+    def grow(self, level: Any, state: Any, rows: jax.Array, view: View) -> Any:
+        view = dataclasses.replace(view, pairs=1 - 2.0**-24 - view.pairs)
+        return super().grow(level, state, rows, view)
 
 
 @dataclasses.dataclass(frozen=True)
 class Uncapped(Decoder):
     """Drafts the depth that the policy wants, whatever room is left, and emits it all."""
 
-    def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
-        return self.drafter.propose(state.tokens, state.depth, pairs)
+    def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
+        return propose_on_host(self.drafter, state.tokens, state.depth, pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +326,7 @@ class KeepsOn(Decoder):
     """Keeps the drafted tokens after one that was rejected and replaced."""
 
     def commit(
-        self, state: DecodeState, draft: Draft, scores: Scores, verdict: js.Verdict
+        self, state: DecodeState, draft: HostDraft, scores: Scores, verdict: js.Verdict
     ) -> DecodeState:
         drafted = np.asarray(draft.proposal.tree.tokens)[1 : draft.depth + 1]
         tokens = np.array(verdict.tokens)
@@ -360,12 +341,12 @@ class KeepsOn(Decoder):
 class RunsOver(Decoder):
     """Drafts below a stop token and takes what comes after it into the text."""
 
-    def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
+    def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
         deaf = dataclasses.replace(self, stop_tokens=frozenset())
         return Decoder.propose(deaf, state, pairs)
 
     def commit(
-        self, state: DecodeState, draft: Draft, scores: Scores, verdict: js.Verdict
+        self, state: DecodeState, draft: HostDraft, scores: Scores, verdict: js.Verdict
     ) -> DecodeState:
         deaf = dataclasses.replace(self, stop_tokens=frozenset())
         after = Decoder.commit(deaf, state, draft, scores, verdict)
@@ -465,14 +446,10 @@ def test_a_draft_that_draws_by_another_cut_of_its_draws_is_lossless() -> None:
 def test_candidates_picked_at_random_and_verified_as_point_masses_are_lossless() -> None:
     @dataclasses.dataclass(frozen=True)
     class AtRandom(FixedTree):
-        def propose(self, context: Context, depth: int, pairs: jax.Array) -> Draft:
-            draft = super().propose(context, depth, pairs)
-            tree = draft.proposal.tree
-            shift = int(3 * pairs[1, 1])
-            tokens = np.asarray(tree.tokens)
-            moved = np.where(np.asarray(tree.parents) >= 0, (tokens + shift) % VOCAB, tokens)
-            tree = dataclasses.replace(tree, tokens=jnp.asarray(moved))
-            return dataclasses.replace(draft, proposal=js.PointMass(tree=tree))
+        def finish(self, state: Any, view: View) -> Proposed:
+            shift = (3 * view.pairs[:, 1, 1]).astype(jnp.int32)[:, None]
+            moved = state.tokens.at[:, 1:].set((state.tokens[:, 1:] + shift) % VOCAB)
+            return super().finish(dataclasses.replace(state, tokens=moved), view)
 
     assert_lossless(audit_of(AtRandom(DRAFT, (2, 1))))
 
@@ -490,9 +467,9 @@ def test_a_draft_with_a_state_of_its_own_is_refused_or_a_miss() -> None:
 def test_a_decoder_that_draws_for_itself_fails() -> None:
     @dataclasses.dataclass(frozen=True)
     class Peeks(Decoder):
-        def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
+        def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
             accept = js.round_draws(state.key, 3, len(state.tokens) - 1).verify.accept
-            return self.drafter.propose(state.tokens, 1 if accept[1] < 0.5 else 0, pairs)
+            return propose_on_host(self.drafter, state.tokens, int(accept[1] < 0.5), pairs)
 
     with pytest.raises((TypeError, ValueError), match="key"):
         audit_of(PATH, Peeks)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Model: TypeAlias = Provider | LanguageModel
 """A draft model: a callable for the host loop, or a network for either loop."""
 
+_NAMED = ("model", "rule")
 _MODEL = "a jaxspec.models.Provider(name, vocab, ask) or a LanguageModel"
 
 
@@ -202,9 +203,8 @@ class Drafter(abc.ABC):
         """Return a JSON-serializable description; two drafters of one description draft alike."""
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(self).__name__).lower()
         draft = {} if self.model is None else {"draft": self.model.name}
-        names = {*getattr(self, "__dataclass_fields__", ())} - {"model", "rule"}
-        plain = {name: _plain(getattr(self, name)) for name in sorted(names)}
-        return {"drafter": words, **draft, **plain, "rule": self.rule.name}
+        plain = {name: _plain(each) for name, each in _fields(self).items()}
+        return {"drafter": words, **plain, **draft, "rule": self.rule.name}
 
     def draft(
         self,
@@ -344,10 +344,16 @@ def every_node(view: View, capacity: Capacity) -> jax.Array:
     return jnp.tile(nodes, (view.length.shape[0], 1))
 
 
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, except models and rules, which are described by name."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {each.name: getattr(value, each.name) for each in fields if each.name not in _NAMED}
+
+
 def _plain(value: Any) -> Any:
     """Return a field of a drafter in JSON's types."""
     if isinstance(value, Mapping):
         return [[int(key), int(each)] for key, each in sorted(value.items())]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(each) for name, each in vars(value).items() if name[0] != "_"}
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(each) for name, each in _fields(value).items()}
     return list(value) if isinstance(value, tuple) else value

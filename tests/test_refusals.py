@@ -10,7 +10,7 @@ from jaxspec.bench import decoding
 from jaxspec.cli import app as command_line
 from jaxspec.cli import bench, compare
 from jaxspec.cli import bench as report
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 
 @pytest.mark.parametrize("option", ["--save", "--plot"])
@@ -71,7 +71,7 @@ def untimed(monkeypatch):
     """Benchmarks that must not be begun, and SmolLM2 as if it were installed."""
     for name in ("measure", "measure_pair", "measure_smollm2"):
         monkeypatch.setattr(report, name, lambda *_, **__: pytest.fail("timed"))
-    monkeypatch.setattr(report.models, "find_smollm2", lambda: "a file")
+    monkeypatch.setattr(report, "find_smollm2", lambda: "a file")
     monkeypatch.setattr(report, "smollm2_room", lambda: 8000)
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxspec import models
-from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, texts_of
+from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder
 from jaxspec.draft import (
     BestFirstTree,
     Drafter,
@@ -28,6 +28,7 @@ from jaxspec.draft import (
     NoDraft,
     SampledPath,
 )
+from jaxspec.models.llama import in_panels
 from jaxspec.models.load.smollm2 import STOP_TOKENS
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Softmax
@@ -192,7 +193,7 @@ def measure_pair(
       seed: of all draws.
     """
     target, draft = models.bundled_pair()
-    target = models.in_panels(target)
+    target = in_panels(target)
     ngram, _ = models.bundled_ngrams()
     keys = jax.random.split(jax.random.key(seed), repeats)
     prompts = list(itertools.islice(itertools.cycle(_pair_prompts(target)), repeats))
@@ -247,9 +248,9 @@ def _measure(
     others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    plain = timed(CompiledDecoder(target, max_length=length))
+    plain = timed(CompiledDecoder(target, max_context=length))
     ways: dict[str, Callable[[Request], Run]] = {
-        name: timed(CompiledDecoder(target, drafter, max_length=length))
+        name: timed(CompiledDecoder(target, drafter, max_context=length))
         for name, drafter in drafters.items()
     }
     ways |= others
@@ -316,7 +317,7 @@ def timed(decoder: CompiledDecoder) -> Callable[[Request], FusedRun]:
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
-        (text,) = texts_of(state)
+        (text,) = state.texts()
         tokens = len(text.new_tokens)
         return FusedRun(seconds=seconds, tokens=tokens, calls=text.rounds, text=text)
 
@@ -332,13 +333,10 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Run]:
 
     def run(request: Request) -> Run:
         attention = attention_at(request.options["temperature"])
-        decoder = Decoder(
-            target=attention.provider(),
-            drafter=NoDraft(),
-            new_tokens=request.options["new_tokens"],
-            score=attention,
-        )
-        state, _ = decoder.step(decoder.start(request.prompt, request.key))
+        decoder = Decoder(attention, NoDraft())
+        budget = request.options["new_tokens"]
+        state = decoder.start(request.prompt, request.key, new_tokens=budget)
+        state, _ = decoder.step(state)
         start = time.perf_counter()
         state = decoder.resume(state)
         seconds = time.perf_counter() - start

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from jaxspec import models
 from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
 from jaxspec.cli.terminal import (
@@ -19,7 +18,7 @@ from jaxspec.cli.terminal import (
     print_table,
     program,
 )
-from jaxspec.models.load.smollm2 import INSTALL
+from jaxspec.models.load.smollm2 import INSTALL, find_smollm2
 
 PARTS = ("verifiers", "pair", "smollm2")
 
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_seed(options.seed)
     except ValueError as error:
         parser.error(str(error))
-    is_installed = models.find_smollm2() is not None
+    is_installed = find_smollm2() is not None
     parts = options.parts or [part for part in PARTS if part != "smollm2" or is_installed]
     if "smollm2" in parts and not is_installed:
         parser.error(f"smollm2 is not installed: {INSTALL}")

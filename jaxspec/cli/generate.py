@@ -24,6 +24,7 @@ from jaxspec.cli.terminal import (
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
+from jaxspec.models.llama import in_panels
 from jaxspec.models.network import LanguageModel, Tokenizer
 from jaxspec.verify import Status
 
@@ -169,7 +170,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     max_length = room(args, target, len(prompt))
     drafter = make_drafter(args, target)
     stops = sorted(getattr(tokenizer, "stop_tokens", ()))
-    sizes: dict[str, Any] = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
+    sizes: dict[str, Any] = {"max_context": max_length, "max_stop_tokens": max(4, len(stops))}
     decoder = CompiledDecoder(target, drafter, **sizes)
     options = {
         # Bounded, for the loop keeps numbers of 32 bits; no text is longer, and no rank lower.
@@ -279,7 +280,7 @@ def load_target(name: str) -> LanguageModel:
     from jaxspec import models
 
     if name == "pair":
-        return models.in_panels(models.bundled_pair()[0])
+        return in_panels(models.bundled_pair()[0])
     if name == "smollm2":
         return models.load_smollm2()
     return load_directory("--model", name)

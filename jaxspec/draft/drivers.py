@@ -9,7 +9,7 @@ In the shape descriptions B denotes the batch, N the nodes of a tree, V the targ
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -119,7 +119,8 @@ def _within(
     def one(proposal: Proposal, view: View, stops: jax.Array, *is_in: jax.Array) -> Any:
         tree, nodes = cut_below(proposal.tree, stops, view.depth, jnp.int32(max_nodes), *is_in)
         root = view.tokens[view.length - 1]
-        tree = dataclasses.replace(tree, tokens=tree.tokens.at[0].set(root))
+        is_root = jnp.arange(tree.max_nodes) == 0
+        tree = dataclasses.replace(tree, tokens=jnp.where(is_root, root, tree.tokens))
         rows = proposal.draft_rows
         if rows is not None and not drafter.capacity.is_path:  # a path is only shortened
             rows = node_rows(rows, nodes)
@@ -164,6 +165,7 @@ def propose_on_host(
     stop_tokens: Collection[int] = (),
     max_nodes: int = MOST_TOKENS,
     provider: Provider | None = None,
+    apply: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> HostDraft:
     """Propose candidates after one context.
 
@@ -177,6 +179,8 @@ def propose_on_host(
         a context with a drafted one.
       max_nodes: most nodes, the root counted.
       provider: the draft model as a callable; default the drafter's `model`, which must be one.
+      apply: applies the request's temperature and filters to rows [n, V] that candidates are drawn
+        from; None for none.
 
     Raises:
       ValueError: an argument is invalid, or a custom drafter proposed a token outside the vocabulary.
@@ -196,9 +200,9 @@ def propose_on_host(
         assert_kind(f"the model of {type(drafter).__name__}", model, Provider, wanted)
         assert isinstance(model, Provider)
         vocab = model.vocab if vocab is None else vocab
-        tokens = model.check_context(tokens)
-        if depth > 0:
-            state, usage, levels = _ask(drafter, model, vocab, tokens, view)
+        if depth > 0:  # else the text may hold tokens that the draft lacks
+            tokens = model.check_context(tokens)
+            state, usage, levels = _ask(drafter, model, vocab, tokens, view, apply)
     static = (drafter, vocab, drafter.capacity)
     proposal = _finish(static, state, view, np.int32(min(max_nodes, MOST_TOKENS)))
     sizes, found = np.asarray(proposal.tree.level_sizes), np.asarray(proposal.tree.tokens)
@@ -214,7 +218,12 @@ def propose_on_host(
 
 
 def _ask(
-    drafter: ModelDrafter, model: Provider, vocab: int, context: Context, view: View
+    drafter: ModelDrafter,
+    model: Provider,
+    vocab: int,
+    context: Context,
+    view: View,
+    apply: Callable[[np.ndarray], np.ndarray] | None,
 ) -> tuple[Any, Usage, int]:
     """Ask a callable level by level: a context is what a network's node would attend to.
 
@@ -228,7 +237,10 @@ def _ask(
     while any(wanted):
         distinct = list(dict.fromkeys(filter(None, wanted)))
         answers, used = model.rows(distinct)
-        found = dict(zip(distinct, _over(answers, vocab, drafter), strict=True))
+        answers = _over(answers, vocab, drafter)
+        if apply is not None and drafter.rule.proposal is not PointMass:
+            answers = apply(answers)
+        found = dict(zip(distinct, answers, strict=True))
         rows = np.stack([found.get(each, np.zeros(vocab, np.float32)) for each in wanted])[None]
         if drafter.is_unrolled:
             state, asked = _step(static, level, state, rows, view)

@@ -27,12 +27,10 @@ from helpers.small import (
 
 import jaxspec as js
 from jaxspec.decode import (
+    CallableTarget,
     CompiledDecoder,
     Decoder,
     Ending,
-    score_batched,
-    score_layered,
-    score_sequential,
 )
 from jaxspec.draft import Drafter, SampledPath
 from jaxspec.draft.cut import cut_below, node_rows
@@ -60,24 +58,18 @@ def grammar(name: str, seed: int, prompt: int) -> Provider:
 TREES: dict[str, Callable[[Provider], Drafter]] = {
     name: DRAFTERS[name] for name in ("path by token", "top-k tree", "traversal", "adaptive tree")
 }
-SCORERS = {"sequential": score_sequential, "batched": score_batched, "layered": score_layered}
 
 
 @pytest.mark.parametrize("bonus", [True, False], ids=["bonus", "no bonus"])
 @pytest.mark.parametrize("name", TREES)
 def test_no_model_is_asked_what_comes_after_a_stop_token(name: str, bonus: bool) -> None:
     endings = set()
-    for seed, scorer in enumerate([*SCORERS.values()] * 2):
-        draft = grammar("draft", 2, 2)
-        host = Decoder(
-            grammar("target", 1, 2),
-            TREES[name](draft),
-            12,
-            bonus,
-            frozenset([STOP]),
-            score=scorer,
-        )
-        state = host.start((0, STOP), jax.random.key(seed))  # one in the prompt stops nothing
+    for seed, group in enumerate(("node", "all", "depth") * 2):
+        asked = CallableTarget(grammar("target", 1, 2), group)  # type: ignore[arg-type]
+        host = Decoder(asked, TREES[name](grammar("draft", 2, 2)), bonus=bonus)
+        # One in the prompt stops nothing.
+        key = jax.random.key(seed)
+        state = host.start((0, STOP), key, new_tokens=12, stop_tokens=[STOP])
         for after, record in host.rounds(state):
             tree = record.proposal.tree
             above = np.asarray(tree.tokens)[np.asarray(tree.parents)[1 : int(tree.num_nodes)]]
@@ -87,8 +79,8 @@ def test_no_model_is_asked_what_comes_after_a_stop_token(name: str, bonus: bool)
             assert after.rounds[-1].status == 0
             state = after
         assert STOP not in state.new_tokens[:-1]
-        endings.add(state.finished)
-    assert "stop" in endings
+        endings.add(state.ending)
+    assert Ending.STOP in endings
 
 
 def test_a_stop_token_cuts_what_is_below_it_and_its_siblings_stay() -> None:
@@ -123,7 +115,7 @@ class Watched:
             rule.name, verify, rule.proposal, rule.is_path, rule.tests_deepest_first, rule.source
         )
         other = dataclasses.replace(drafter, rule=watched)  # type: ignore[type-var]
-        self.decoder = CompiledDecoder(TARGET, other, max_length=LENGTH, prefill_width=4)
+        self.decoder = CompiledDecoder(TARGET, other, max_context=LENGTH, prefill_width=4)
 
     def _note(self, tokens: Any, parents: Any) -> None:
         self.trees.append((np.asarray(tokens), np.asarray(parents)))
@@ -203,12 +195,11 @@ def test_with_stop_tokens_the_compiled_text_is_that_of_the_host_loop(name: str) 
             PROMPTS, keys(3, seed), new_tokens=20, temperature=0.25, stop_tokens=[1]
         )
         for text, prompt, key in zip(texts, PROMPTS, keys(3, seed), strict=True):
-            host = Decoder(
-                provider(0.0, 0.25), host_drafters(0.25)[name], 20, stop_tokens=frozenset([1])
-            ).run(prompt, key)
+            one = Decoder(provider(0.0, 0.25), host_drafters(0.25)[name])
+            host = one.run(prompt, key, new_tokens=20, stop_tokens=[1])
             assert text.tokens == host.tokens
             assert text.drafted == sum(each.num_drafted for each in host.rounds)
-            stopped += host.finished == "stop"
+            stopped += host.ending == Ending.STOP
     assert stopped > 0
 
 
@@ -219,7 +210,7 @@ def test_what_the_network_says_after_a_stop_token_does_not_matter() -> None:
         return jnp.where(is_after_stop[:, None], jnp.nan, logits), cache
 
     ended = dataclasses.replace(TARGET, forward=forward)
-    path = CompiledDecoder(ended, SampledPath(DRAFT, 3), max_length=LENGTH, prefill_width=4)
+    path = CompiledDecoder(ended, SampledPath(DRAFT, 3), max_context=LENGTH, prefill_width=4)
     for seed in range(4):
         options: dict[str, Any] = {"new_tokens": 20, "temperature": 0.25, "stop_tokens": [1]}
         (text,) = path.run([[0, 2]], keys(1, seed), **options)

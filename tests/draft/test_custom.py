@@ -58,10 +58,10 @@ def test_the_audit_proves_a_custom_rule() -> None:
 
 def texts_of(drafters: dict[str, Drafter], budget: int) -> list[tuple[int, ...]]:
     """The text of one key in the compiled loop, and in the host loop."""
-    loop = CompiledDecoder(TARGET, drafters["network"], max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(TARGET, drafters["network"], max_context=LENGTH, prefill_width=4)
     (text,) = loop.run(PROMPTS[:1], jax.random.key(3), new_tokens=budget)
-    host = Decoder(provider(0.0, 1.0), drafters["callable"], budget)
-    return [text.tokens, host.run(PROMPTS[0], jax.random.key(3)).tokens]
+    host = Decoder(provider(0.0, 1.0), drafters["callable"])
+    return [text.tokens, host.run(PROMPTS[0], jax.random.key(3), new_tokens=budget).tokens]
 
 
 def test_both_loops_decode_the_text_of_the_rule_that_a_custom_one_implements() -> None:
@@ -132,9 +132,9 @@ def test_an_inconsistent_custom_drafter_is_an_error_in_both_loops(wrong: Any, me
 
 
 def test_a_token_outside_the_vocabulary_is_an_error_on_the_host() -> None:
-    decoder = Decoder(Provider("two", 2, lambda _: [0.5, 0.5]), Repeat(3, 9), 9)
+    decoder = Decoder(Provider("two", 2, lambda _: [0.5, 0.5]), Repeat(3, 9))
     with pytest.raises(ValueError, match=r"Repeat proposed token 2 at node 2: outside .* of 2"):
-        decoder.run([1], jax.random.key(0))
+        decoder.run([1], jax.random.key(0), new_tokens=9)
 
 
 # --- the exact law of sampled trees on any callable
@@ -162,7 +162,7 @@ SHAPES = {"irregular": Shape.of_choices([(0,), (1,), (0, 0)]), "flat": (2,)}
 )
 def test_trees_on_callables_have_exactly_the_targets_law(shape: str, rule: str) -> None:
     drafter = FixedTree(toy(2), SHAPES[shape], js.RULES[rule])
-    law = audit.decoding_law(Decoder(toy(1, 2), drafter, 3), (0,))
+    law = audit.decoding_law(Decoder(toy(1, 2), drafter), (0,), new_tokens=3)
     assert law.tv <= 1e-6
     assert (law.impossible, law.misses) == (0, 0)
 
@@ -174,4 +174,4 @@ def test_the_law_shows_an_irregular_tree_whose_candidates_are_dropped_by_their_v
             return super().finish(dataclasses.replace(state, is_in=kept), view)
 
     drafter = Picky(toy(2), SHAPES["irregular"], js.RULES["without_replacement"])
-    assert audit.decoding_law(Decoder(toy(1), drafter, 2), (0,)).tv > 1e-3
+    assert audit.decoding_law(Decoder(toy(1), drafter), (0,), new_tokens=2).tv > 1e-3

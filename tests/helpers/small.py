@@ -90,7 +90,7 @@ def decoder(name: str) -> CompiledDecoder:
         return js.round_draws(key, nodes, position)
 
     return CompiledDecoder(
-        counting(TARGET), FUSED[name](), max_length=LENGTH, prefill_width=4, draws=draws
+        counting(TARGET), FUSED[name](), max_context=LENGTH, prefill_width=4, draws=draws
     )
 
 

@@ -10,7 +10,7 @@ from jaxspec.bench import decoding
 from jaxspec.cli import app as command_line
 from jaxspec.cli import bench, compare
 from jaxspec.cli import bench as report
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 
 @pytest.mark.parametrize("option", ["--save", "--plot"])

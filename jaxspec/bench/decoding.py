@@ -18,15 +18,15 @@ import jax
 import numpy as np
 
 from jaxspec import models
-from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, texts_of
+from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder
 from jaxspec.draft import (
     BestFirstTree,
-    FusedDrafter,
+    Drafter,
+    FixedTree,
     Lookup,
-    ModelTree,
     NGramTree,
     NoDraft,
-    model_path,
+    SampledPath,
 )
 from jaxspec.models.llama import in_panels
 from jaxspec.models.load.smollm2 import STOP_TOKENS
@@ -204,12 +204,12 @@ def measure_pair(
         ]
         for temperature in temperatures
     }
-    drafters: dict[str, FusedDrafter] = {
-        "path of 4, draft network": model_path(draft, 4),
-        "block of 4, draft network": model_path(draft, 4, RULES["block"]),
-        "sampled tree (2, 2, 1, 1)": ModelTree(draft, (2, 2, 1, 1), RULES["without_replacement"]),
-        "top-k path of 4": ModelTree(draft, (1,) * 4, RULES["point_mass"]),
-        "top-k tree (2, 2, 1, 1)": ModelTree(draft, (2, 2, 1, 1), RULES["point_mass"]),
+    drafters: dict[str, Drafter] = {
+        "path of 4, draft network": SampledPath(draft, 4),
+        "block of 4, draft network": SampledPath(draft, 4, RULES["block"]),
+        "sampled tree (2, 2, 1, 1)": FixedTree(draft, (2, 2, 1, 1), RULES["without_replacement"]),
+        "top-k path of 4": FixedTree(draft, (1,) * 4),
+        "top-k tree (2, 2, 1, 1)": FixedTree(draft, (2, 2, 1, 1)),
         "best-first tree of 16": BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
         "path of 4, 5-gram": NGramTree(ngram, (1,) * 4),
         "tree (2, 2, 1, 1), 5-gram": NGramTree(ngram, (2, 2, 1, 1)),
@@ -242,15 +242,15 @@ def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
 
 def _measure(
     target: LanguageModel,
-    drafters: Mapping[str, FusedDrafter],
+    drafters: Mapping[str, Drafter],
     requests: Mapping[str, Sequence[Request]],
     length: int,
     others: Mapping[str, Callable[[Request], Run]],
 ) -> list[Speed]:
     """Run every request of each group by every drafter, each time paired with the plain loop."""
-    plain = timed(CompiledDecoder(target, max_length=length))
+    plain = timed(CompiledDecoder(target, max_context=length))
     ways: dict[str, Callable[[Request], Run]] = {
-        name: timed(CompiledDecoder(target, drafter, max_length=length))
+        name: timed(CompiledDecoder(target, drafter, max_context=length))
         for name, drafter in drafters.items()
     }
     ways |= others
@@ -317,7 +317,7 @@ def timed(decoder: CompiledDecoder) -> Callable[[Request], FusedRun]:
         start = time.perf_counter()
         state = jax.block_until_ready(decoder.advance(state))
         seconds = time.perf_counter() - start
-        (text,) = texts_of(state)
+        (text,) = state.texts()
         tokens = len(text.new_tokens)
         return FusedRun(seconds=seconds, tokens=tokens, calls=text.rounds, text=text)
 
@@ -333,12 +333,10 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Run]:
 
     def run(request: Request) -> Run:
         attention = attention_at(request.options["temperature"])
-        decoder = Decoder(
-            target=attention,
-            drafter=NoDraft(),
-            new_tokens=request.options["new_tokens"],
-        )
-        state, _ = decoder.step(decoder.start(request.prompt, request.key))
+        decoder = Decoder(attention, NoDraft())
+        budget = request.options["new_tokens"]
+        state = decoder.start(request.prompt, request.key, new_tokens=budget)
+        state, _ = decoder.step(state)
         start = time.perf_counter()
         state = decoder.resume(state)
         seconds = time.perf_counter() - start

@@ -32,8 +32,8 @@ from jaxspec.cli.terminal import (
     reason,
     refuse,
 )
-from jaxspec.decode import differences, load_rounds
-from jaxspec.storage.files import RecordError
+from jaxspec.decode import differences, load
+from jaxspec.storage import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,7 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
         "replay",
         help="derive every verdict of a record file again",
         description="Replay the rounds of a file that `compare --save` or "
-        "`jaxspec.decode.save_rounds` wrote: draw the candidates again from the draft's draws, "
+        "`jaxspec.decode.save` wrote: draw the candidates again from the draft's draws, "
         "derive each verdict again, and say which round differs.",
         epilog="exit status: 0 if every round is as recorded, 1 if one differs, 2 if the file cannot "
         "be read or is no record of rounds, or output cannot be written",
@@ -230,7 +230,9 @@ def run_replay(args: argparse.Namespace, rest: Sequence[str]) -> int:
     """Derive every verdict of a file again."""
     del rest
     try:
-        rounds = load_rounds(args.file)
+        rounds = load(args.file)
+        if not isinstance(rounds, list):
+            raise RecordError(f"{args.file}: holds a decode state, wanted rounds")
     except (OSError, RecordError) as error:
         return refuse(explain(error), "replay")
     found = differences(rounds)

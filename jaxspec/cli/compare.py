@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxspec import experiments
+from jaxspec import experiments, storage
 from jaxspec.cli.terminal import (
     Progress,
     check_seed,
@@ -35,16 +35,15 @@ from jaxspec.decode import (
     Decoder,
     RoundRecord,
     Target,
-    chances_of,
     metrics_of,
-    save_rounds,
+    save,
 )
+from jaxspec.decode.metrics import chances_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.models import bundled_pair, bundled_providers, bundled_text, split_text
 from jaxspec.models.provider import Context, Provider
 from jaxspec.models.text import decode as text_of
 from jaxspec.models.text import encode
-from jaxspec.storage import files as records
 
 NEW_TOKENS = 180
 SHOWN = 250
@@ -164,9 +163,9 @@ def check(args: argparse.Namespace) -> None:
         if name is None:
             continue
         try:
-            records.destination(name)
+            storage.destination(name)
         except OSError as error:
-            raise ValueError(f"{option} {records.shortened(name)}: {reason(error)}") from error
+            raise ValueError(f"{option} {storage.shortened(name)}: {reason(error)}") from error
 
 
 def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[str]:
@@ -178,7 +177,7 @@ def write_files(decoded: Sequence["Decoded"], args: argparse.Namespace) -> list[
     failures = []
     if args.save is not None:
         try:
-            save_rounds(args.save, decoded[-1].records)
+            save(args.save, decoded[-1].records)
         except (OSError, ValueError) as error:
             failures.append(f"--save {args.save}: not written: {explain(error)}")
         else:
@@ -245,13 +244,12 @@ def decode_all(
     """Decode a prompt plainly and by each drafter."""
     draft = models.draft
     plain = Decoder(
-        target=models.target,
-        new_tokens=new_tokens,
+        models.target,
         max_context=models.max_context,
     )
     drafters: dict[str, Drafter] = {
         "path": SampledPath(draft, depth=4),
-        "fixed tree": FixedTree(draft, widths=(3, 2, 1, 1)),
+        "fixed tree": FixedTree(draft, shape=(3, 2, 1, 1)),
         "adaptive tree": AdaptiveTree(draft),
     }
     decoders = {"plain": plain}
@@ -260,7 +258,7 @@ def decode_all(
     }
     decoded = []
     for name, decoder in decoders.items():
-        state = decoder.start(prompt, jax.random.key(seed))
+        state = decoder.start(prompt, jax.random.key(seed), new_tokens=new_tokens)
         records = []
         for after, record in decoder.rounds(state):
             state = after
@@ -272,7 +270,7 @@ def decode_all(
             prompt=prompt,
             seed=seed,
             text=state.new_tokens,
-            finished=str(state.finished),
+            finished=state.ending.name.lower(),
             metrics=metrics_of(state.rounds),
         )
         decoded.append(Decoded(run=run, records=tuple(records), decoder=decoder))

@@ -23,7 +23,7 @@ from jaxspec.cli.terminal import (
     width,
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
-from jaxspec.draft import FusedDrafter, Lookup, NGramTree, Plain, model_path
+from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
 from jaxspec.models.llama import in_panels
 from jaxspec.models.network import LanguageModel, Tokenizer
 from jaxspec.verify import Status
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
     max_length = room(args, target, len(prompt))
     drafter = make_drafter(args, target)
     stops = sorted(getattr(tokenizer, "stop_tokens", ()))
-    sizes: dict[str, Any] = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
+    sizes: dict[str, Any] = {"max_context": max_length, "max_stop_tokens": max(4, len(stops))}
     decoder = CompiledDecoder(target, drafter, **sizes)
     options = {
         # Bounded, for the loop keeps numbers of 32 bits; no text is longer, and no rank lower.
@@ -297,7 +297,7 @@ def load_directory(option: str, name: str) -> LanguageModel:
     return models.load_huggingface(name)
 
 
-def make_drafter(args: argparse.Namespace, target: LanguageModel) -> FusedDrafter:
+def make_drafter(args: argparse.Namespace, target: LanguageModel) -> Drafter:
     """Make what `--draft` names."""
     from jaxspec import models
 
@@ -307,7 +307,7 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> FusedDrafte
         name = "pair" if is_pair else "lookup"
     depth = min(args.depth, args.new_tokens)  # what is drafted beyond the last token is thrown away
     if name == "none":
-        return Plain()
+        return NoDraft()
     if name == "lookup":
         return Lookup(CHARACTER_LENGTHS) if is_pair else Lookup()
     if name == "ngram":
@@ -318,7 +318,7 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> FusedDrafte
             )
         return NGramTree(models.bundled_ngrams()[0], (1,) * depth)
     draft = models.bundled_pair()[1] if name == "pair" else load_directory("--draft", name)
-    return model_path(draft, depth)
+    return SampledPath(draft, depth)
 
 
 def encode_prompt(args: argparse.Namespace, given: str, target: LanguageModel) -> list[int]:

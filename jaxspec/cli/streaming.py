@@ -9,7 +9,7 @@ from typing import TextIO
 
 import jax
 
-from jaxspec.decode import BatchState, CompiledDecoder, DecodedText, Ending, Source, texts_of
+from jaxspec.decode import BatchState, CompiledDecoder, DecodedText, Ending, Source
 from jaxspec.models import Detokenizer, StopText
 from jaxspec.models.network import Tokenizer
 
@@ -108,7 +108,7 @@ def decode(decoder: CompiledDecoder, state: BatchState, writer: Writer) -> Timed
     """Decode a prompt that was read to its end or a stop string, a few rounds at a time."""
     seconds = 0.0
     while True:
-        (text,) = texts_of(state)
+        (text,) = state.texts()
         writer(text)
         if text.ending != Ending.NONE or writer.is_stopped:
             return Timed(text=text, seconds=seconds)

@@ -8,18 +8,17 @@ vocabulary is small; else by a G-test over repeated runs that states its power.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import jax
 import numpy as np
 
 from jaxspec.audit import GTest, decoding_law, g_test
 from jaxspec.checks import assert_whole
-from jaxspec.decode import Decoder, Metrics, metrics_of
+from jaxspec.decode import Decoder, Ending, Metrics, Options, metrics_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.models.provider import Context, Provider
-from jaxspec.storage.files import shown
-from jaxspec.storage.typed import Range
+from jaxspec.storage import Range, shown
 from jaxspec.verify import RULES
 
 Progress = Callable[[str], None]
@@ -123,16 +122,18 @@ class Comparison:
         assert_comparable([self.baseline], [self.speculative])
 
 
-def run_decoder(name: str, decoder: Decoder, prompt: Sequence[int], seed: int) -> Run:
+def run_decoder(
+    name: str, decoder: Decoder, prompt: Sequence[int], seed: int, **options: Unpack[Options]
+) -> Run:
     """Decode once and count."""
-    state = decoder.run(prompt, jax.random.key(seed))
+    state = decoder.run(prompt, jax.random.key(seed), **options)
     return Run(
         name=name,
         decoder=decoder.describe(),
         prompt=state.tokens[: state.prompt_length],
         seed=seed,
         text=state.new_tokens,
-        finished=str(state.finished),
+        finished=state.ending.name.lower(),
         metrics=metrics_of(state.rounds),
     )
 
@@ -175,16 +176,24 @@ def compare_decoding(
     assert_whole("law_tokens", law_tokens, 0)
     assert_whole("law_runs", law_runs, 1)
     tell = progress or (lambda _: None)
-    plain = Decoder(target=target, new_tokens=new_tokens, bonus=bonus)
+    plain = Decoder(target, bonus=bonus)
     decoder = dataclasses.replace(plain, drafter=drafter)
     tell("plain decoding")
-    baseline = run_decoder("plain", plain, prompt, seed)
+    baseline = run_decoder("plain", plain, prompt, seed, new_tokens=new_tokens)
     tell(name)
-    speculative = run_decoder(name, decoder, prompt, seed)
+    speculative = run_decoder(name, decoder, prompt, seed, new_tokens=new_tokens)
     law = None
     if law_tokens:
         tell(f"law of the first {law_tokens} tokens")
-        law = compare_laws(plain, decoder, prompt, tokens=law_tokens, runs=law_runs, seed=seed)
+        law = compare_laws(
+            plain,
+            decoder,
+            prompt,
+            tokens=law_tokens,
+            runs=law_runs,
+            seed=seed,
+            new_tokens=new_tokens,
+        )
     return Comparison(baseline=baseline, speculative=speculative, law=law)
 
 
@@ -200,6 +209,7 @@ def compare_laws(
     tokens: int,
     runs: int,
     seed: int,
+    new_tokens: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> LawComparison:
     """Compare the laws of the first tokens of two decoders of one target.
@@ -214,6 +224,7 @@ def compare_laws(
       tokens: how many first tokens, at least 1.
       runs: runs of each, at least 1, if there are more than `EXACT_TEXTS` texts.
       seed: of those runs; no key is used twice.
+      new_tokens: budget of those runs.
       progress: told after each run how many are done, of how many.
 
     Raises:
@@ -228,10 +239,7 @@ def compare_laws(
     assert_whole("runs", runs, 1)
     decoders = (first, second)
     if tokens * math.log2(first.target.vocab) <= math.log2(EXACT_TEXTS):
-        laws = [
-            decoding_law(dataclasses.replace(decoder, new_tokens=tokens), tuple(prompt))
-            for decoder in decoders
-        ]
+        laws = [decoding_law(decoder, tuple(prompt), new_tokens=tokens) for decoder in decoders]
         every = {*laws[0].texts, *laws[1].texts}
         tv = sum(abs(laws[0].texts.get(t, 0.0) - laws[1].texts.get(t, 0.0)) for t in every) / 2
         worst = max(law.tv if law.misses == 0 else 1.0 for law in laws)
@@ -240,7 +248,7 @@ def compare_laws(
     texts: list[list[Context]] = [[], []]
     for number, key in enumerate(keys):
         which = number // runs
-        texts[which].append(_first_tokens(decoders[which], prompt, key, tokens))
+        texts[which].append(_first_tokens(decoders[which], prompt, key, tokens, new_tokens))
         if progress:
             progress(number + 1, 2 * runs)
     every_text = sorted({*texts[0], *texts[1]})
@@ -248,11 +256,12 @@ def compare_laws(
     return LawComparison(tokens=tokens, tv=None, target_tv=None, test=g_test(*counts))
 
 
-def _first_tokens(decoder: Decoder, prompt: Sequence[int], key: jax.Array, tokens: int) -> Context:
+def _first_tokens(
+    decoder: Decoder, prompt: Sequence[int], key: jax.Array, tokens: int, new_tokens: int
+) -> Context:
     """Decode until there are so many tokens, with all the depth that the decoder's budget allows."""
-    decoder = dataclasses.replace(decoder, new_tokens=max(decoder.new_tokens, tokens))
-    state = decoder.start(prompt, key)
-    while not state.finished and len(state.new_tokens) < tokens:
+    state = decoder.start(prompt, key, new_tokens=max(new_tokens, tokens))
+    while state.ending == Ending.NONE and len(state.new_tokens) < tokens:
         state, _ = decoder.step(state)
     return state.new_tokens[:tokens]
 
@@ -267,7 +276,7 @@ def compare_path_decoding(
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with a sampled path; `options` are those of `compare_decoding`."""
-    drafter = SampledPath(draft=draft, depth=depth, rule=RULES[rule])
+    drafter = SampledPath(draft, depth=depth, rule=RULES[rule])
     return compare_decoding("path", target, drafter, prompt, **options)
 
 
@@ -280,7 +289,7 @@ def compare_tree_decoding(
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with a fixed tree; `options` are those of `compare_decoding`."""
-    drafter = FixedTree(draft=draft, widths=tuple(widths))
+    drafter = FixedTree(draft, tuple(widths))
     return compare_decoding("fixed tree", target, drafter, prompt, **options)
 
 
@@ -293,5 +302,5 @@ def compare_adaptive_decoding(
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with an adaptive tree; `options` are those of `compare_decoding`."""
-    drafter = AdaptiveTree(draft=draft, policy=policy or AdaptiveTreePolicy())
+    drafter = AdaptiveTree(draft, policy=policy or AdaptiveTreePolicy())
     return compare_decoding("adaptive tree", target, drafter, prompt, **options)

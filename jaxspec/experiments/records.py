@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec import storage
 from jaxspec.experiments.compare import Run
-from jaxspec.storage import files as records
-from jaxspec.storage import typed
-from jaxspec.storage.files import RecordError
-from jaxspec.storage.typed import Place
+from jaxspec.storage import Place, RecordError
 
 EXPERIMENT = "experiment"
 """Kind of record that `save_runs` writes."""
@@ -17,7 +15,7 @@ EXPERIMENT = "experiment"
 
 def save_runs(path: str | Path, runs: Sequence[Run]) -> None:
     """Save runs to a .json or .npz file."""
-    records.save(path, EXPERIMENT, [dataclasses.asdict(run) for run in runs])
+    storage.save(path, EXPERIMENT, [dataclasses.asdict(run) for run in runs])
 
 
 def load_runs(path: str | Path) -> list[Run]:
@@ -33,7 +31,7 @@ def load_runs(path: str | Path) -> list[Run]:
         run and field.
       OSError: the file cannot be read.
     """
-    content = records.load_lazily(path, EXPERIMENT)
+    content = storage.load(path, EXPERIMENT)
     if not isinstance(content, list):
         raise RecordError(f"{path}: an experiment is a list of runs")
     return [_run_of(plain, Place(f"{path}: run {number}")) for number, plain in enumerate(content)]
@@ -44,7 +42,7 @@ def _run_of(plain: Any, place: Place) -> Run:
         plain = {"seed": 0, "finished": "budget", **plain}
         if isinstance(plain.get("metrics"), dict):
             plain["metrics"] = {"by_depth": [], "by_rank": [], **plain["metrics"]}
-    run = typed.build(Run, plain, place, extras=True)
+    run = storage.read(Run, plain, place, extras=True)
     if not isinstance(run.decoder.get("target"), str):
         raise place.field("decoder").error("names no target model")
     for name in ("by_depth", "by_rank"):

@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec import experiments
 from jaxspec.decode import Metrics, Rate
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 ELSEWHERE = {
     "schema": "jaxspec/1",
@@ -146,7 +146,7 @@ def with_metric(name, value):
         (with_value("decoder", {"target": None}), "names no target model"),
         (with_value("name", 3), "name is 3, wanted a string"),
         (with_value("prompt", "31"), "prompt is '31', wanted a list"),
-        (with_value("prompt", [3, 1.5]), r"prompt\[1\] is 1.5, wanted a whole number"),
+        (with_value("prompt", [3, 1.5]), r"prompt\[1\] is 1.5, wanted an integer"),
         (with_value("text", [4, True, 5]), r"text\[1\] is True"),
         (with_value("text", [4, -1, 5]), r"text\[1\] is -1"),
         (with_value("text", [4, 1]), "count 3 new tokens, its text has 2"),
@@ -165,7 +165,7 @@ def with_metric(name, value):
         (with_metric("drafted", 2**63), "metrics.drafted is 9223372036854775808"),
         (with_metric("rounds", 2.5), "rounds is 2.5"),
         (with_metric("rounds", -1), "rounds is -1"),
-        (with_metric("seconds", 3), "metrics holds a field that is not known here: 'seconds'"),
+        (with_metric("seconds", 3), "metrics holds an unknown field: 'seconds'"),
         (lambda run: run["metrics"].pop("drafted"), "metrics: 'drafted' is missing"),
         (with_metric("by_rank", [0.5]), r"by_rank\[0\]: a float"),
         (with_metric("by_rank", 0.5), "metrics.by_rank is 0.5, wanted a list"),

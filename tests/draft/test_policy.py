@@ -43,10 +43,11 @@ def test_the_width_is_the_least_and_a_step_for_each_equal_share_of_entropy(
 @pytest.mark.parametrize(("least", "greatest"), [(1, 1), (1, 2), (1, 4), (3, 8)])
 def test_widths_grow_with_entropy_from_the_least_to_the_greatest(least: int, greatest: int) -> None:
     policy = AdaptiveTreePolicy(min_width=least, max_width=greatest)
-    widths = [policy.width(entropy) for entropy in np.linspace(0, 1, 101)]
+    widths = policy.width(np.linspace(0, 1, 101, dtype=np.float32)).tolist()
     assert widths == sorted(widths)
     assert set(widths) == set(range(least, greatest + 1))
     assert policy.width(math.nextafter(1, 0)) == greatest
+    assert policy.width(1.0, vocab=2) == min(greatest, 2)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_the_depth_follows_the_share_of_the_proposed_path_that_was_accepted(
 def test_the_next_depth_is_within_its_bounds_a_step_away_and_grows_with_the_accepted() -> None:
     for depth in range(POLICY.min_depth, POLICY.max_depth + 1):
         for proposed in range(depth + 1):
-            depths = [POLICY.next_depth(depth, a, proposed) for a in range(proposed + 1)]
+            depths = POLICY.next_depth(depth, np.arange(proposed + 1), proposed).tolist()
             assert depths == sorted(depths)
             assert all(POLICY.min_depth <= each <= POLICY.max_depth for each in depths)
             assert all(abs(each - depth) <= 1 for each in depths)

@@ -13,13 +13,13 @@ from jax import lax
 import jaxspec as js
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import (
-    AdaptiveModelTree,
+    AdaptiveTree,
     BestFirstTree,
+    FixedTree,
     Lookup,
-    ModelTree,
     NGramTree,
-    Plain,
-    model_path,
+    NoDraft,
+    SampledPath,
 )
 from jaxspec.models import (
     bundled_ngrams,
@@ -38,15 +38,15 @@ PROMPTS, NEW_TOKENS, LENGTH = 50, 24, 64
 GAP = 1e-3
 
 DRAFTERS = {
-    "path": lambda draft: model_path(draft, 4),
-    "path by block": lambda draft: model_path(draft, 4, js.RULES["block"]),
-    "top-k tree": lambda draft: ModelTree(draft, (2, 2, 1), js.RULES["point_mass"]),
-    "tree with replacement": lambda draft: ModelTree(draft, (2, 1), js.RULES["with_replacement"]),
-    "tree without replacement": lambda draft: ModelTree(
+    "path": lambda draft: SampledPath(draft, 4),
+    "path by block": lambda draft: SampledPath(draft, 4, js.RULES["block"]),
+    "top-k tree": lambda draft: FixedTree(draft, (2, 2, 1)),
+    "tree with replacement": lambda draft: FixedTree(draft, (2, 1), js.RULES["with_replacement"]),
+    "tree without replacement": lambda draft: FixedTree(
         draft, (2, 1), js.RULES["without_replacement"]
     ),
-    "traversal": lambda draft: ModelTree(draft, (2, 1), js.RULES["traversal"]),
-    "adaptive tree": AdaptiveModelTree,
+    "traversal": lambda draft: FixedTree(draft, (2, 1), js.RULES["traversal"]),
+    "adaptive tree": AdaptiveTree,
     "best-first tree": lambda draft: BestFirstTree(draft, max_nodes=10, beam=3, depth=3),
     "n-gram path": lambda draft: NGramTree(bundled_ngrams()[0], (1, 1, 1)),
     "n-gram tree": lambda draft: NGramTree(bundled_ngrams()[0], (2, 1, 1)),
@@ -66,7 +66,7 @@ def held_out_prompts() -> list[list[int]]:
 
 @functools.cache
 def plain_texts() -> tuple[DecodedText, ...]:
-    plain = CompiledDecoder(bundled_pair()[0], max_length=LENGTH, prefill_width=40)
+    plain = CompiledDecoder(bundled_pair()[0], max_context=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(0), PROMPTS)
     return plain.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
 
@@ -89,7 +89,7 @@ def assert_equal_or_undecided(
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_of_50_prompts_are_those_of_the_plain_loop(name: str) -> None:
     target, draft = bundled_pair()
-    decoder = CompiledDecoder(target, DRAFTERS[name](draft), max_length=LENGTH, prefill_width=40)
+    decoder = CompiledDecoder(target, DRAFTERS[name](draft), max_context=LENGTH, prefill_width=40)
     keys = jax.random.split(jax.random.key(1), PROMPTS)
     texts = decoder.run(held_out_prompts(), keys, new_tokens=NEW_TOKENS, temperature=0.0)
     assert sum(text.accepted for text in texts) > PROMPTS
@@ -119,7 +119,7 @@ def remembering(model: LanguageModel, nodes: int) -> LanguageModel:
 def test_in_bfloat16_every_token_is_the_arg_max_of_the_forward_that_verified_it() -> None:
     target, draft = bundled_pair(jnp.bfloat16)[0], bundled_pair()[1]
     decoder = CompiledDecoder(
-        remembering(target, 4), model_path(draft, 3), max_length=LENGTH, prefill_width=40
+        remembering(target, 4), SampledPath(draft, 3), max_context=LENGTH, prefill_width=40
     )
     state = decoder.start(
         [held_out_prompts()[5]], jax.random.key(2), new_tokens=20, temperature=0.0
@@ -151,8 +151,8 @@ def test_greedy_texts_of_smollm2_are_those_of_the_plain_loop() -> None:
     ]
     options: dict[str, Any] = {"new_tokens": 32, "temperature": 0.0, "stop_tokens": (2,)}
     loops = [
-        CompiledDecoder(target, drafter, max_length=160)
-        for drafter in (Plain(), Lookup(), Lookup({3: 4}, matches=2, max_nodes=7))
+        CompiledDecoder(target, drafter, max_context=160)
+        for drafter in (NoDraft(), Lookup(), Lookup({3: 4}, matches=2, max_nodes=7))
     ]
     for prompt in prompts:
         plain, *others = (loop.run([prompt], jax.random.key(0), **options)[0] for loop in loops)

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.fake_model import fake_model, row_after
-from helpers.small import DRAFT, LENGTH, POLICY, PROMPTS, TARGET, VOCAB, greedy, keys, provider
+from helpers.small import DRAFT, LENGTH, PROMPTS, TARGET, VOCAB, greedy, keys, provider
+from helpers.small import DRAFTERS as SMALL
 
-import jaxspec as js
-from jaxspec.decode import CachedNetwork, CompiledDecoder, DecodedText, Decoder, Source, metrics_of
-from jaxspec.draft import (
-    AdaptiveModelTree,
-    AdaptiveTree,
-    FixedTree,
-    ModelTree,
-    NoDraft,
-    SampledPath,
-    model_path,
+from jaxspec.decode import (
+    CachedNetwork,
+    CompiledDecoder,
+    DecodedText,
+    Decoder,
+    Ending,
+    Source,
+    metrics_of,
 )
+from jaxspec.draft import AdaptiveTree, FixedTree, NoDraft, SampledPath
 from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax
 
@@ -44,23 +44,8 @@ def limited(inner: Provider, most: int) -> Provider:
     return dataclasses.replace(inner, ask=ask, max_context=most)
 
 
-DRAFTERS: dict[str, Any] = {
-    "path by token": (
-        lambda draft: SampledPath(draft, 3),
-        lambda model: model_path(model, 3),
-    ),
-    "path by block": (
-        lambda draft: SampledPath(draft, 3, js.RULES["block"]),
-        lambda model: model_path(model, 3, js.RULES["block"]),
-    ),
-    "top-k tree": (
-        lambda draft: FixedTree(draft, (2, 2, 1)),
-        lambda model: ModelTree(model, (2, 2, 1), js.RULES["point_mass"]),
-    ),
-    "adaptive tree": (
-        lambda draft: AdaptiveTree(draft, POLICY),
-        lambda model: AdaptiveModelTree(model, POLICY),
-    ),
+DRAFTERS = {
+    name: SMALL[name] for name in ("path by token", "path by block", "top-k tree", "adaptive tree")
 }
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 
@@ -69,13 +54,12 @@ def assert_both_loops_decode_alike(
     name: str, draft: LanguageModel, host_draft: dict[bool, Provider], target: LanguageModel
 ) -> list[DecodedText]:
     """The compiled text is that of the host loop, and greedy at temperature 0."""
-    on_host, compiled = DRAFTERS[name]
-    loop = CompiledDecoder(target, compiled(draft), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, DRAFTERS[name](draft), max_context=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     is_sampled = name.startswith("path")
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
-        drafter = on_host(host_draft[is_sampled])
-        one = Decoder(provider(0.0, 0.25), drafter, 25).run(prompt, key)
+        drafter = DRAFTERS[name](host_draft[is_sampled])
+        one = Decoder(provider(0.0, 0.25), drafter).run(prompt, key, new_tokens=25)
         assert text.tokens == one.tokens
         assert text.rounds == len(one.rounds)
         assert text.drafted == sum(each.num_drafted for each in one.rounds)
@@ -95,7 +79,7 @@ def test_a_draft_of_shorter_context_drafts_while_it_can(name: str) -> None:
 
 
 def test_sequences_of_a_batch_draft_each_as_long_as_it_can() -> None:
-    loop = CompiledDecoder(TARGET, model_path(SHORT, 3), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(TARGET, SampledPath(SHORT, 3), max_context=LENGTH, prefill_width=4)
     prompts = ([1, 2], [1] * 20, [0, 1, 2] * 4)
     together = loop.run(prompts, keys(3), new_tokens=9, temperature=0.25)
     assert [text.drafted > 0 for text in together] == [True, False, True]
@@ -108,7 +92,8 @@ def test_a_host_draft_of_limited_context_is_never_asked_beyond_it_at_any_length(
     for most in (1, 2, 3, 7):
         draft = limited(provider(0.5, 1.0), most)
         for drafter in (SampledPath(draft, 3), FixedTree(draft, (2, 1)), AdaptiveTree(draft)):
-            state = Decoder(provider(0.0, 0.0), drafter, 9).run((1, 2), jax.random.key(0))
+            decoder = Decoder(provider(0.0, 0.0), drafter)
+            state = decoder.run((1, 2), jax.random.key(0), new_tokens=9)
             assert state.tokens == greedy((1, 2), 9)
             assert (metrics_of(state.rounds).drafted > 0) == (most > 1)
 
@@ -127,11 +112,11 @@ def test_the_text_fills_a_network_s_cache_and_ends_there(make: Any, bonus: bool)
     attention = CachedNetwork(network, slots=24, chunk=4, transform=Softmax(0.0))
     for length in (3, 20, 21, 22, 23):
         prompt = (1, 2, 0) * 7 + (4, 4, 1)
-        decoder = Decoder(attention, make(), 64, bonus)
+        decoder = Decoder(attention, make(), bonus=bonus)
         state = decoder.run(prompt[:length], jax.random.key(0))
-        assert (state.finished, len(state.tokens)) == ("capacity", 24)
+        assert (state.ending, len(state.tokens)) == (Ending.CAPACITY, 24)
         assert state.tokens == greedy(prompt[:length], 24 - length)
-    with pytest.raises(ValueError, match="the prompt has 25 tokens, max_context is 24"):
+    with pytest.raises(ValueError, match="prompt has 25 tokens, max_context is 24"):
         decoder.start((1,) * 25, jax.random.key(0))
 
 
@@ -139,7 +124,7 @@ def test_a_target_of_limited_context_ends_the_text_whoever_scores() -> None:
     target = limited(provider(0.0, 0.0), 9)
     for drafter in (NoDraft(), FixedTree(provider(0.5, 1.0), (2, 1))):
         state = Decoder(target, drafter, max_context=30).run((1, 2), jax.random.key(0))
-        assert (state.finished, len(state.tokens)) == ("capacity", 9)
+        assert (state.ending, len(state.tokens)) == (Ending.CAPACITY, 9)
 
 
 # --- other vocabularies
@@ -172,9 +157,9 @@ def test_a_draft_padded_to_more_tokens_than_the_target_drafts_the_common_ones(na
     drafts = {True: wide(0.25), False: wide(1.0)}
     texts = assert_both_loops_decode_alike(name, widened(DRAFT, VOCAB + 2), drafts, TARGET)
     assert sum(text.accepted for text in texts) > 0
-    plain = CompiledDecoder(
-        TARGET, DRAFTERS[name][1](DRAFT), max_length=LENGTH, prefill_width=4
-    ).run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
+    plain = CompiledDecoder(TARGET, DRAFTERS[name](DRAFT), max_context=LENGTH, prefill_width=4).run(
+        PROMPTS, keys(3), new_tokens=25, temperature=0.25
+    )
     assert [text.tokens for text in plain] == [text.tokens for text in texts]
 
 
@@ -198,13 +183,12 @@ def test_a_draft_of_fewer_tokens_drafts_until_the_text_holds_one_that_it_lacks(n
         logits = row_after([min(token, VOCAB - 1) for token in context], VOCAB)
         return np.concatenate([logits, np.full(2, likely(len(context), np), np.float32)])
 
-    on_host, compiled = DRAFTERS[name]
-    loop = CompiledDecoder(target, compiled(DRAFT), max_length=LENGTH, prefill_width=4)
+    loop = CompiledDecoder(target, DRAFTERS[name](DRAFT), max_context=LENGTH, prefill_width=4)
     texts = loop.run(PROMPTS, keys(3), new_tokens=25, temperature=0.25)
     draft = provider(0.5, 0.25 if name.startswith("path") else 1.0)
     wide = Provider("wide", VOCAB + 2, row, transform=Softmax(0.25))
     for text, prompt, key in zip(texts, PROMPTS, keys(3), strict=True):
-        one = Decoder(wide, on_host(draft), 25).run(prompt, key)
+        one = Decoder(wide, DRAFTERS[name](draft)).run(prompt, key, new_tokens=25)
         assert text.tokens == one.tokens
         assert max(text.tokens) >= VOCAB
         assert text.rounds == len(one.rounds)

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec as js
 from jaxspec.decode import CompiledDecoder
-from jaxspec.draft import Lookup, ModelTree, model_path
+from jaxspec.draft import FixedTree, Lookup, SampledPath
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
 
 CONFIG = LlamaConfig(
@@ -26,14 +25,14 @@ CONFIG = LlamaConfig(
 NETWORK = llama(CONFIG, init_llama(jax.random.key(0), CONFIG), name="tiny")
 TREE = (2, 1)
 DRAFTERS = {
-    "path": lambda: model_path(NETWORK, 2),
-    "tree": lambda: ModelTree(NETWORK, TREE, js.RULES["point_mass"]),
+    "path": lambda: SampledPath(NETWORK, 2),
+    "tree": lambda: FixedTree(NETWORK, TREE),
     "lookup": lambda: Lookup({2: 4, 1: 2}),
 }
 
 
 def decoder(name: str) -> CompiledDecoder:
-    return CompiledDecoder(NETWORK, DRAFTERS[name](), max_length=150, prefill_width=8)
+    return CompiledDecoder(NETWORK, DRAFTERS[name](), max_context=150, prefill_width=8)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("path", 1), ("lookup", 1), ("tree", 2)])

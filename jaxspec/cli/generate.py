@@ -24,6 +24,7 @@ from jaxspec.cli.terminal import (
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
+from jaxspec.models.llama import in_panels
 from jaxspec.models.network import LanguageModel, Tokenizer
 from jaxspec.verify import Status
 
@@ -279,7 +280,7 @@ def load_target(name: str) -> LanguageModel:
     from jaxspec import models
 
     if name == "pair":
-        return models.in_panels(models.bundled_pair()[0])
+        return in_panels(models.bundled_pair()[0])
     if name == "smollm2":
         return models.load_smollm2()
     return load_directory("--model", name)

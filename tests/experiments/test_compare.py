@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec as js
 from jaxspec import experiments
 from jaxspec.decode import Decoder
-from jaxspec.draft import AdaptiveTreePolicy, Draft, FixedTree, SampledPath
+from jaxspec.draft import AdaptiveTreePolicy, FixedTree, SampledPath
 from jaxspec.models.provider import Answer, Provider
 
 PROMPT = (0,)
@@ -96,7 +95,7 @@ def test_a_fixed_tree_whose_second_siblings_are_right_costs_what_is_worked_out_b
     # to go one level is drafted, three nodes, and the bonus follows.
     target = Counted(1.0, is_batched=is_batched)
     draft = Counted(0.25, is_batched=is_batched)
-    found = compare(experiments.compare_tree_decoding, target, draft, 6, widths=(2, 1))
+    found = compare(experiments.compare_tree_decoding, target, draft, 6, shape=(2, 1))
     run = found.speculative
     assert run.text == found.baseline.text == (1, 0) * 3
     assert counts(run, *DONE) == (3, 6, 4 + 4 + 2, 3)
@@ -138,7 +137,7 @@ def test_both_runs_have_one_target_prompt_seed_and_exact_budget_and_one_exact_la
         assert run.decoder["target"] == target.provider.name
         assert run.decoder["new_tokens"] == len(run.text) == run.metrics.new_tokens == 7
         assert (run.prompt, run.seed, run.finished) == (PROMPT, 5, "budget")
-    assert found.baseline.decoder["drafter"] == "none"
+    assert found.baseline.decoder["drafter"] == "no draft"
     assert told == ["plain decoding", found.speculative.name, "law of the first 3 tokens"]
     assert found.law.test is None
     assert found.law.tv <= 1e-6
@@ -153,12 +152,9 @@ def test_both_runs_have_one_target_prompt_seed_and_exact_budget_and_one_exact_la
 class Mislabelled(SampledPath):
     """Draws from the draft and records uniform rows: the commonest fault in this field."""
 
-    def propose(self, context, depth, pairs) -> Draft:
-        drafted = super().propose(context, depth, pairs)
-        tokens = jnp.asarray(np.asarray(drafted.proposal.tree.tokens)[1:])
-        uniform = jnp.full((self.depth, self.draft.vocab), 1 / self.draft.vocab, jnp.float32)
-        path = js.sampled_path(tokens, uniform, jnp.int32(drafted.depth))
-        return dataclasses.replace(drafted, proposal=path)
+    def finish(self, state, view):
+        uniform = jnp.full_like(state.rows, 1 / state.rows.shape[-1])
+        return super().finish(dataclasses.replace(state, rows=uniform), view)
 
 
 def test_the_exact_law_tells_a_decoder_whose_recorded_rows_are_wrong_by_its_total_variation():
@@ -277,7 +273,7 @@ def test_laws_of_two_targets_are_not_compared():
 def test_a_tree_drafter_can_be_compared_under_any_name():
     target, draft = Counted(0.5).provider, Counted(0.25).provider
     found = experiments.compare_decoding(
-        "mine", target, FixedTree(draft, widths=(2, 1)), PROMPT, seed=0, new_tokens=3
+        "mine", target, FixedTree(draft, shape=(2, 1)), PROMPT, seed=0, new_tokens=3
     )
     assert found.speculative.name == "mine"
     assert found.speculative.decoder["widths"] == [2, 1]

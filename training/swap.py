@@ -74,7 +74,7 @@ def swap_files(folder: pathlib.Path, contents: Mapping[str, bytes], key: str) ->
 
 
 def _left(place: pathlib.Path, what: str) -> list[pathlib.Path]:
-    """Return what calls that were killed left beside a place."""
+    """Return what calls that were killed left next to a file."""
     return list(place.parent.glob(f".{glob.escape(place.name)}.*.{what}"))
 
 

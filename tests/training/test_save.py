@@ -104,7 +104,7 @@ class Killed(BaseException):
 
 
 def loaded(directory):
-    """Return which checkpoint is loaded, or None if loading is refused."""
+    """Return which checkpoint is loaded, or None if loading fails."""
     try:
         model = load_huggingface(directory)
     except CheckpointError as error:
@@ -144,7 +144,7 @@ def break_at(monkeypatch, call, error, is_dead):
 
 @pytest.mark.parametrize("kept", [(), ("tokenizer.json", "tokenizer_config.json")])
 def test_a_save_that_is_killed_at_any_point_leaves_no_mixture(saved, tmp_path, kept):
-    for name in kept:  # the first save of a tokenizer beside weights
+    for name in kept:  # the first save of a tokenizer with the weights
         (saved / name).unlink()
     outcomes = []
     for call in range(1, 40):

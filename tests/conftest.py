@@ -32,7 +32,7 @@ NEWER_EMITTER = "xla_cpu_use_fusion_emitters"
 OLDER_EMITTER = f"--{NEWER_EMITTER}=false"
 THRIFT = f"{OLDER_EMITTER} --xla_cpu_parallel_codegen_split_count=1"
 TOGETHER = "tests/verify/"
-LONGEST = (TOGETHER, "tests/audit/", "tests/test_notebooks.py", "tests/test_command_line.py")
+LONGEST = (TOGETHER, "tests/audit/", "tests/test_notebooks.py", "tests/cli/test_audit.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

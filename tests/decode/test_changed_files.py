@@ -4,6 +4,7 @@ Changes are made at random from fixed seeds: a value replaced, taken out or repe
 another type, shape or entry.
 """
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -116,8 +117,8 @@ def replay(file: Path, name: str) -> None:
 
 
 def report(file: Path, name: str) -> None:
-    runs = experiments.load_runs(file)
-    json.dumps([experiments.run_to_json(run) for run in runs])
+    runs = experiments.load(file)
+    json.dumps([dataclasses.asdict(run) for run in runs])
     experiments.table(runs)
 
 
@@ -136,7 +137,9 @@ def save_some_rounds(file: Path, name: str) -> None:
 
 
 def save_some_runs(file: Path, name: str) -> None:
-    experiments.save_runs(file, [experiments.run_decoder(name, decoder_of(name), PROMPT, 0)])
+    experiments.save(
+        file, [experiments.run(decoder_of(name), PROMPT, jax.random.key(0), name=name)]
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,16 @@ class DrawError(ValueError):
 
 
 class RowError(ValueError):
-    """A next-token row is not a distribution over the vocabulary it claims."""
+    """A next-token row is not a distribution over the vocabulary it claims.
+
+    Attributes:
+      fault: the kind of fault, where a model's answer was checked; else None.
+    """
+
+    def __init__(self, *message: object, fault: str | None = None) -> None:
+        """Store the kind of fault beside the message."""
+        super().__init__(*message)
+        self.fault = fault
 
 
 def assert_whole(name: str, value: Any, least: int) -> None:

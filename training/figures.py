@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxspec.models.network import LanguageModel
+from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.ngram import NGram, bits_per_character, fit_ngram
 from jaxspec.models.text import decode
 from jaxspec.rows import overlap
@@ -61,12 +61,10 @@ def window_logits(model: LanguageModel, params: Any, windows: jax.Array) -> jax.
       float32 [B, L, V].
     """
     length = windows.shape[1]
-    positions = jnp.arange(length, dtype=jnp.int32)
-    mask = positions[:, None] >= positions[None]
     cache = model.init_cache(length)
 
     def one(window: jax.Array) -> jax.Array:
-        return model.forward(params, window, positions, mask, cache, jnp.int32(0))[0]
+        return model.forward(params, cache, Block.of_text(window, 0, length))[0]
 
     return jax.vmap(one)(windows)
 

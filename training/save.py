@@ -19,8 +19,8 @@ from jaxspec.models.llama import (
     wanted_shapes,
 )
 from jaxspec.models.load.huggingface import LAYOUT
-from jaxspec.models.load.swap import swap_files
 from jaxspec.models.panels import whole_of
+from training.swap import swap_files
 
 _WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"

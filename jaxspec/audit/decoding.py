@@ -5,7 +5,7 @@ draws of the draft are cut into boxes of one proposal each, by proposing again a
 verification of each proposal is cut into its boxes by search; and each verdict is committed to the
 state that the next round starts from.
 
-This is where the contract of `jaxspec.decode.Drafter` is put to the test: what a draft may depend on.
+This is where the contract of `jaxspec.draft.Drafter` is put to the test: what a draft may depend on.
 The draft may choose each candidate's row, and whether to draw one more, by all that was drawn before;
 it may not look at a token that it has drawn and then drop it, sort it or merge it with another. A
 drafter that does has a law of its own, and `tv` says how far it is from the target's. To audit such a
@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,14 @@ from jaxspec.audit.brief import brief
 from jaxspec.audit.law import UNITS, Progress, search
 from jaxspec.audit.rounds import causal_nodes
 from jaxspec.checks import assert_whole
-from jaxspec.decode import Decoder, DecodeState, Scores
-from jaxspec.draft import Draft
+from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, Target, as_target
+from jaxspec.draft import HostDraft
 from jaxspec.draws import Draws
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models.provider import Context, Provider, check_context
 from jaxspec.proposals import Proposal
 from jaxspec.rows import TILE
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree
+from jaxspec.trees import Tree, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
 
 _TOGETHER = 32
@@ -70,7 +70,12 @@ class DecodingLaw:
 
 @moves_data
 def decoding_law(
-    decoder: Decoder, prompt: Context, *, batch: int = 256, progress: Progress | None = None
+    decoder: Decoder,
+    prompt: Context,
+    *,
+    batch: int = 256,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> DecodingLaw:
     """Compute the exact law of all that a decoder emits after a prompt.
 
@@ -87,6 +92,7 @@ def decoding_law(
       batch: evaluations in one call of a compiled verification.
       progress: see `Progress`; a step is a token of the text. It is called after each text whose
         proposals were found, and within and after the searches.
+      **options: those of `Decoder.start`.
 
     Returns:
       The `DecodingLaw`.
@@ -97,7 +103,9 @@ def decoding_law(
     """
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
-    start = dataclasses.replace(decoder.start(prompt, jax.random.key(0)), key_data=())
+    start = decoder.start(prompt, jax.random.key(0), **options)
+    request = start.request
+    start = dataclasses.replace(start, request=dataclasses.replace(request, key_data=()))
     pending: dict[DecodeState, float] = {start: 1.0}
     texts: dict[Context, float] = defaultdict(float)
     searches = misses = 0
@@ -113,7 +121,7 @@ def decoding_law(
         rounds: list[_Round] = []
         for state in [each for each in pending if len(each.tokens) == shortest]:
             mass = pending.pop(state)
-            if state.finished:
+            if state.ending != Ending.NONE:
                 texts[state.new_tokens] += mass
                 continue
             found, missed = _rounds_from(decoder, state, mass)
@@ -126,7 +134,8 @@ def decoding_law(
             pending[after] = pending.get(after, 0.0) + mass
             misses += missed
     tell(f"{searches:,} proposals", steps)
-    target_texts = target_law(decoder.target, prompt, steps, stop_tokens=decoder.stop_tokens)
+    stops = frozenset(request.stop_tokens)
+    target_texts = target_law(decoder.target, prompt, steps, stop_tokens=stops, apply=request.apply)
     every = {*texts, *target_texts}
     return DecodingLaw(
         texts=dict(texts),
@@ -148,11 +157,12 @@ def _within(
 
 @moves_data
 def target_law(
-    target: Provider,
+    target: Target | Provider,
     prompt: Context,
     length: int,
     *,
     stop_tokens: frozenset[int] = frozenset(),
+    apply: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
 ) -> dict[Context, float]:
     """Return the law of the target's own text: up to `length` tokens, or to a stop token.
 
@@ -160,7 +170,8 @@ def target_law(
       ValueError: `length` is below 0, or the target rejects the prompt.
     """
     assert_whole("length", length, 0)
-    prompt = target.check_context(prompt)
+    target = as_target(target)
+    prompt = check_context(target.name, target.vocab, prompt)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}
@@ -168,7 +179,9 @@ def target_law(
             if text and text[-1] in stop_tokens:
                 longer[text] = mass
                 continue
-            (row,), _ = target.rows([(*prompt, *text)])
+            context = (*prompt, *text)
+            scores = target.rows(make_tree(context[-1:], [-1]), context, bonus=True)
+            row = apply(scores.rows)[0]
             exact = row.astype(np.float64)
             for token, share in enumerate((exact / exact.sum()).tolist()):
                 if share > 0:
@@ -178,7 +191,7 @@ def target_law(
 
 
 def _longest(decoder: Decoder, start: DecodeState) -> int:
-    room = decoder.new_tokens
+    room = start.request.new_tokens
     if decoder.max_context is not None:
         room = min(room, decoder.max_context - len(start.tokens))
     return room
@@ -190,7 +203,7 @@ class _Round:
 
     mass: float
     state: DecodeState
-    draft: Draft
+    draft: HostDraft
     scores: Scores
 
 
@@ -200,12 +213,12 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
     Returns:
       (the rounds, the number of replays inside the boxes that led to another proposal).
     """
-    nodes = decoder.drafter.max_nodes
+    nodes = decoder.drafter.capacity.max_nodes
     generator = np.random.default_rng(0)
 
-    drafts: dict[bytes, Draft] = {}
+    drafts: dict[bytes, HostDraft] = {}
 
-    def propose(units: np.ndarray, block: float = 0.5) -> Draft:
+    def propose(units: np.ndarray, block: float = 0.5) -> HostDraft:
         pairs = np.stack([np.full(nodes, block), units / UNITS], axis=1).astype(np.float32)
         if pairs.tobytes() not in drafts:
             drafts[pairs.tobytes()] = decoder.propose(state, jnp.asarray(pairs))
@@ -224,14 +237,14 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
         for units in (low, high - 1, generator.integers(low, high)):
             again = propose(units, float(generator.integers(UNITS) / UNITS))
             misses += _content(again) != _content(draft)
-        scores = decoder.score_draft(state, draft)
+        scores = decoder.score(state, draft)
         share = float(np.prod((high - low)[1:] / UNITS))
         rounds.append(_Round(mass=mass * share, state=state, draft=draft, scores=scores))
     return rounds, misses
 
 
 def _pieces(
-    propose: Callable[[np.ndarray], Draft],
+    propose: Callable[[np.ndarray], HostDraft],
     low: np.ndarray,
     high: np.ndarray,
     node: int,
@@ -292,7 +305,7 @@ def _expected_edges(proposal: Proposal, node: int) -> list[int]:
     return np.unique(np.rint(running * UNITS).astype(np.int64)).tolist()
 
 
-def _content(draft: Draft) -> bytes:
+def _content(draft: HostDraft) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(draft.proposal))
 
 

@@ -25,9 +25,8 @@ from jaxspec.decode import (
     DecodedText,
     Decoder,
     Ending,
-    texts_of,
 )
-from jaxspec.draft import BestFirstTree, FusedDrafter, Lookup, ModelTree, NGramTree, model_path
+from jaxspec.draft import BestFirstTree, Drafter, FixedTree, Lookup, NGramTree, SampledPath
 from jaxspec.models.load.smollm2 import STOP_TOKENS
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Softmax
@@ -129,7 +128,7 @@ def finish(
     """
     seconds = 0.0
     while True:
-        (text,) = texts_of(state)
+        (text,) = state.texts()
         if show(text) or text.ending != Ending.NONE:
             return TextTiming(seconds, len(text.new_tokens), text.rounds, text)
         begin = time.perf_counter()
@@ -197,12 +196,12 @@ def measure_pair(
         for temperature in temperatures
     }
     tree = (2, 2, 1, 1)
-    drafters: dict[str, FusedDrafter] = {
-        "path of 4, draft network": model_path(draft, 4),
-        "block of 4, draft network": model_path(draft, 4, RULES["block"]),
-        "sampled tree (2, 2, 1, 1)": ModelTree(draft, tree, RULES["without_replacement"]),
-        "top-k path of 4": ModelTree(draft, (1,) * 4, RULES["point_mass"]),
-        "top-k tree (2, 2, 1, 1)": ModelTree(draft, tree, RULES["point_mass"]),
+    drafters: dict[str, Drafter] = {
+        "path of 4, draft network": SampledPath(draft, 4),
+        "block of 4, draft network": SampledPath(draft, 4, RULES["block"]),
+        "sampled tree (2, 2, 1, 1)": FixedTree(draft, tree, RULES["without_replacement"]),
+        "top-k path of 4": FixedTree(draft, (1,) * 4),
+        "top-k tree (2, 2, 1, 1)": FixedTree(draft, tree),
         "best-first tree of 16": BestFirstTree(draft, max_nodes=16, beam=4, depth=4),
         "path of 4, 5-gram": NGramTree(ngram, (1,) * 4),
         "tree (2, 2, 1, 1), 5-gram": NGramTree(ngram, tree),
@@ -246,15 +245,15 @@ def smollm2_room() -> int:
 
 def _measure(
     target: LanguageModel,
-    drafters: Mapping[str, FusedDrafter],
+    drafters: Mapping[str, Drafter],
     groups: Mapping[str, Sequence[Request]],
     length: int,
     others: Mapping[str, Callable[[Request], Timing]],
 ) -> list[Speed]:
     """Decode every request of each group by every drafter, each paired with a plain run."""
-    plain = timed(CompiledDecoder(target, max_length=length))
+    plain = timed(CompiledDecoder(target, max_context=length))
     ways: dict[str, Callable[[Request], Timing]] = {
-        name: timed(CompiledDecoder(target, drafter, max_length=length))
+        name: timed(CompiledDecoder(target, drafter, max_context=length))
         for name, drafter in drafters.items()
     }
     ways |= others
@@ -280,9 +279,8 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Timin
 
     def run(request: Request) -> Timing:
         cached = network(request.options["temperature"])
-        new_tokens = request.options["new_tokens"]
-        decoder = Decoder(target=cached.provider(), new_tokens=new_tokens, score=cached)
-        state, _ = decoder.step(decoder.start(request.prompt, request.key))
+        decoder, budget = Decoder(cached), request.options["new_tokens"]
+        state, _ = decoder.step(decoder.start(request.prompt, request.key, new_tokens=budget))
         begin = time.perf_counter()
         state = decoder.resume(state)
         seconds = time.perf_counter() - begin

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxspec import models
 from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
 from jaxspec.cli.terminal import (
@@ -25,7 +24,7 @@ from jaxspec.cli.terminal import (
     seed,
     temperature,
 )
-from jaxspec.models.load.smollm2 import INSTALL
+from jaxspec.models.load.smollm2 import INSTALL, find_smollm2
 
 PARTS = ("verifiers", "pair", "smollm2")
 
@@ -99,7 +98,7 @@ def parts_to_time(args: argparse.Namespace) -> Sequence[str]:
     """Return what to time; raise UserError if that cannot be done."""
     if args.vocab < 3 * args.drafted + 1:
         raise UserError("--vocab must be at least 3 T + 1: the tree needs distinct candidates")
-    is_installed = models.find_smollm2() is not None
+    is_installed = find_smollm2() is not None
     parts = args.parts or [part for part in PARTS if part != "smollm2" or is_installed]
     if "smollm2" in parts and not is_installed:
         raise UserError(f"smollm2 is not installed: {INSTALL}")

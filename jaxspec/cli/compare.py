@@ -36,13 +36,8 @@ from jaxspec.cli.terminal import (
     user_errors,
     wrapped,
 )
-from jaxspec.decode import (
-    CachedNetwork,
-    Scorer,
-    chances_of,
-    save_rounds,
-    score_batched,
-)
+from jaxspec.decode import CachedNetwork, Target, as_target, save
+from jaxspec.decode.metrics import chances_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.experiments.plots import assert_plottable
 from jaxspec.experiments.report import cells, plain
@@ -140,32 +135,25 @@ class Models:
       target: the target.
       draft: the draft.
       alphabet: the characters that are their tokens.
-      score: how the target is asked for the rows of a tree.
-      max_context: most characters of a text; None for no limit.
     """
 
-    target: Provider
+    target: Target
     draft: Provider
     alphabet: str
-    score: Scorer = score_batched
-    max_context: int | None = None
 
 
 def load_models(name: str) -> Models:
     """Return the bundled networks ("pair") or n-gram models ("ngram")."""
     if name == "ngram":
         target, draft, alphabet = bundled_providers()
-        return Models(target=target, draft=draft, alphabet=alphabet)
+        return Models(as_target(target), draft, alphabet)
     network, smaller = bundled_pair()
     slots = network.max_context
     assert slots is not None and network.tokenizer is not None
-    attention = CachedNetwork(network, slots=slots + AdaptiveTreePolicy().max_nodes)
     return Models(
-        target=attention.provider(),
+        target=CachedNetwork(network, slots=slots + AdaptiveTreePolicy().max_nodes),
         draft=CachedNetwork(smaller, slots=slots, chunk=4).provider(),
         alphabet="".join(network.tokenizer.pieces),
-        score=attention,
-        max_context=slots,
     )
 
 
@@ -181,10 +169,10 @@ def encode_prompt(prompt: str, models: Models) -> Context:
             f"--prompt: {unknown[0]!r} is not among the {len(models.alphabet)} characters of the "
             f"bundled text, {models.alphabet!r}"
         )
-    if models.max_context is not None and len(prompt) >= models.max_context:
+    most = models.target.max_context
+    if most is not None and len(prompt) >= most:
         raise ValueError(
-            f"--prompt has {len(prompt)} characters: {models.target.name} has room for "
-            f"{models.max_context} in all"
+            f"--prompt has {len(prompt)} characters: {models.target.name} has room for {most} in all"
         )
     return tuple(encode(prompt, models.alphabet).tolist())
 
@@ -201,7 +189,7 @@ def decode(
     draft = models.draft
     drafters: dict[str, Drafter] = {
         "path": SampledPath(draft, depth=4),
-        "fixed tree": FixedTree(draft, widths=(3, 2, 1, 1)),
+        "fixed tree": FixedTree(draft, shape=(3, 2, 1, 1)),
         "adaptive tree": AdaptiveTree(draft),
     }
     found: list[experiments.Comparison] = []
@@ -219,8 +207,6 @@ def decode(
             law_key=jax.random.key(seed + number),
             keep_records=True,
             progress=progress,
-            score=models.score,
-            max_context=models.max_context,
         )
         found.append(comparison)
     return found
@@ -258,7 +244,7 @@ def write_files(found: Sequence[experiments.Comparison], args: argparse.Namespac
     if args.save is not None:
         last = found[-1].speculative
         try:
-            save_rounds(args.save, last.records)
+            save(args.save, last.records)
             print(f"rounds of the {last.name} saved to {args.save}", file=sys.stderr)
         except (OSError, ValueError) as error:
             failures.append(f"--save {args.save}: not written: {explain(error)}")

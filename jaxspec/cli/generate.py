@@ -31,7 +31,7 @@ from jaxspec.cli.terminal import (
     wrapped,
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
-from jaxspec.draft import FusedDrafter, Lookup, NGramTree, Plain, model_path
+from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
 from jaxspec.models.network import LanguageModel
 from jaxspec.verify import Status
 
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = encode_prompt(args, given, target)
         max_length = room(args, target, len(prompt))
         stops = stop_tokens(target)
-        sizes: dict[str, Any] = {"max_length": max_length, "max_stop_tokens": max(4, len(stops))}
+        sizes: dict[str, Any] = {"max_context": max_length, "max_stop_tokens": max(4, len(stops))}
         decoder = CompiledDecoder(target, make_drafter(args, target), **sizes)
         options = {
             # Bounded because the loop uses 32-bit integers; larger values mean the same.
@@ -247,13 +247,13 @@ def load_directory(option: str, name: str) -> LanguageModel:
     return models.load_huggingface(name)
 
 
-def make_drafter(args: argparse.Namespace, target: LanguageModel) -> FusedDrafter:
+def make_drafter(args: argparse.Namespace, target: LanguageModel) -> Drafter:
     """Create the drafter that `--draft` names."""
     is_pair = args.model == "pair"
     name = args.draft or ("pair" if is_pair else "lookup")
     depth = min(args.depth, args.new_tokens)  # tokens drafted beyond the last one are discarded
     if name == "none":
-        return Plain()
+        return NoDraft()
     if name == "lookup":
         return Lookup(CHARACTER_LENGTHS) if is_pair else Lookup()
     if name == "ngram":
@@ -264,7 +264,7 @@ def make_drafter(args: argparse.Namespace, target: LanguageModel) -> FusedDrafte
             )
         return NGramTree(models.bundled_ngrams()[0], (1,) * depth)
     draft = models.bundled_pair()[1] if name == "pair" else load_directory("--draft", name)
-    return model_path(draft, depth)
+    return SampledPath(draft, depth)
 
 
 def stop_tokens(target: LanguageModel) -> list[int]:

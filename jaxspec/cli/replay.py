@@ -1,4 +1,4 @@
-"""Recompute the rounds of a file written by `compare --save` or `jaxspec.decode.save_rounds`.
+"""Recompute the rounds of a file written by `compare --save` or `jaxspec.decode.save`.
 
 Draws the candidates again from the recorded draft draws, recomputes each verdict, and names the
 rounds that differ.
@@ -7,7 +7,7 @@ rounds that differ.
 import argparse
 
 from jaxspec.cli.terminal import count, print_line, user_errors
-from jaxspec.decode import differences, load_rounds
+from jaxspec.decode import DecodeState, differences, load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay the file and print where it differs."""
     with user_errors():
-        rounds = load_rounds(args.file)
+        rounds = load(args.file)
+        if isinstance(rounds, DecodeState):
+            raise ValueError(f"{args.file}: holds a decode state, not rounds")
     found = differences(rounds)
     for difference in found:
         print_line(str(difference))

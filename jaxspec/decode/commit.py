@@ -1,7 +1,7 @@
-"""What both loops decide about a round: how deep to draft, what is kept of a verdict, how it ends.
+"""What both loops decide about a round: how deep to draft, what to keep of a verdict, how it ends.
 
-The compiled loop runs these functions over its batch inside its program, the host loop jitted, so
-that one request gives one text.
+The compiled loop runs these functions over its batch inside its program, the host loop jitted: the
+same request gives the same text.
 
 In the shape descriptions D denotes the greatest depth, K the stop tokens there is room for.
 """
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import struct
+from jaxspec.verify import Verdict
 
 UNLIMITED = 2**31 - 1
 """Room where there is no limit."""
@@ -23,13 +24,13 @@ class Ending(enum.IntEnum):
     NONE = 0
     """It goes on."""
     BUDGET = 1
-    """All the tokens asked for were emitted."""
+    """The budget of new tokens is spent."""
     STOP = 2
     """A stop token was emitted."""
     CAPACITY = 3
     """There was no room for more tokens."""
     UNDECIDED = 4
-    """A round decided on no token: a row, or a draw, was bad. See `status`."""
+    """A round decided on no token: a row or a draw was bad, see `status`. (An error on the host.)"""
 
 
 @struct
@@ -67,7 +68,7 @@ def depth_to_draft(
 def levels_within(max_context: int | None, length: jax.Array) -> jax.Array:
     """Return how many levels a draft of limited context has room for, int32 [...].
 
-    The first level is asked about with the text, each further one with a token more.
+    The first level is drafted after the text, each further one after a token more.
 
     Args:
       max_context: most tokens that the draft can be asked about; None for no limit.
@@ -85,24 +86,17 @@ def proposed_depth(level_sizes: jax.Array) -> jax.Array:
 
 
 def commit(
-    tokens: jax.Array,
-    num_tokens: jax.Array,
-    num_accepted: jax.Array,
-    *,
-    room: jax.Array,
-    is_budget: jax.Array,
-    stop_tokens: jax.Array,
+    verdict: Verdict, room: jax.Array, is_budget: jax.Array, stop_tokens: jax.Array
 ) -> Commit:
     """Decide what is kept of a verdict: its tokens up to a stop token.
 
     Args:
-      tokens: int32 [D + 1], those of the verdict.
-      num_tokens: int32 [], how many count.
-      num_accepted: int32 [], how many of them were drafted.
+      verdict: of one sequence.
       room: int32 [], tokens that may still be emitted, at least 1.
       is_budget: bool [], whether the budget limits the room, not the capacity.
       stop_tokens: int32 [K], -1 for none.
     """
+    tokens, num_tokens = verdict.tokens, verdict.num_tokens
     places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     is_stop = jnp.any(tokens[:, None] == stop_tokens[None], axis=1) & (places < num_tokens)
     has_stop = jnp.any(is_stop)
@@ -113,6 +107,6 @@ def commit(
     ending = jnp.where(has_stop, jnp.int32(Ending.STOP), ending)
     return Commit(
         count=count,
-        accepted=jnp.minimum(num_accepted.astype(jnp.int32), count),
+        accepted=jnp.minimum(verdict.num_accepted.astype(jnp.int32), count),
         ending=jnp.where(count == 0, jnp.int32(Ending.UNDECIDED), ending),
     )

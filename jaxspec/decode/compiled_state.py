@@ -1,4 +1,4 @@
-"""Where a batch of decodes stands, and what came out of it.
+"""The state of a batch of decodes, and the texts in it.
 
 In the shape descriptions B denotes the batch, S the slots of a text, K the stop tokens there is room
 for.
@@ -10,14 +10,14 @@ import enum
 import jax
 import numpy as np
 
-from jaxspec.checks import assert_kind, struct
+from jaxspec.checks import struct
 from jaxspec.decode.commit import Ending
 from jaxspec.models.network import Cache
 from jaxspec.transfers import moves_data
 
 
 class Source(enum.IntEnum):
-    """Where a token of a text came from."""
+    """Where a token of a text is from."""
 
     PROMPT = 0
     DRAFT = 1
@@ -26,62 +26,9 @@ class Source(enum.IntEnum):
     """Drawn from the target: a replacement, a bonus token, or a plain step."""
 
 
-@struct
-class BatchState:
-    """Where a batch stands; the compiled loop takes one and gives one back.
-
-    Attributes:
-      tokens: int32 [B, S], each text, then anything.
-      sources: int8 [B, S], a `Source` for each token.
-      rounds_at: int32 [B, S], for each emitted token the number of its round, from 1.
-      length: int32 [B], tokens of each text.
-      prompt_length: int32 [B].
-      limit: int32 [B], length at which a text ends.
-      is_budget: bool [B], whether the limit is the budget, not the capacity.
-      stop_tokens: int32 [B, K], then -1.
-      temperature: float32 [B].
-      top_k: int32 [B].
-      top_p: float32 [B].
-      keys: typed keys [B]; a round's draws depend on it and the root's position alone.
-      depth: int32 [B], depth to draft in the next round.
-      ending: int32 [B], an `Ending`.
-      status: int32 [B], bits of `jaxspec.Status` of all rounds.
-      rounds: int32 [B], rounds done; each is one call of the target.
-      drafted: int32 [B], candidates of all rounds.
-      accepted: int32 [B], tokens accepted of them.
-      calls: int32 [], forwards of the target, shared by the batch; prefill is not counted.
-      prefilled: int32 [], chunks of the prompts that the caches hold.
-      target_cache: with a leading B if that is more than 1.
-      draft_cache: likewise; () without a draft network.
-    """
-
-    tokens: jax.Array  # [B, S]
-    sources: jax.Array  # [B, S]
-    rounds_at: jax.Array  # [B, S]
-    length: jax.Array  # [B]
-    prompt_length: jax.Array  # [B]
-    limit: jax.Array  # [B]
-    is_budget: jax.Array  # [B]
-    stop_tokens: jax.Array  # [B, K]
-    temperature: jax.Array  # [B]
-    top_k: jax.Array  # [B]
-    top_p: jax.Array  # [B]
-    keys: jax.Array  # [B]
-    depth: jax.Array  # [B]
-    ending: jax.Array  # [B]
-    status: jax.Array  # [B]
-    rounds: jax.Array  # [B]
-    drafted: jax.Array  # [B]
-    accepted: jax.Array  # [B]
-    calls: jax.Array  # []
-    prefilled: jax.Array  # []
-    target_cache: Cache
-    draft_cache: Cache
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class DecodedText:
-    """What one row of a batch has come to.
+    """One text of a batch.
 
     Attributes:
       tokens: prompt and emitted tokens.
@@ -116,40 +63,86 @@ class DecodedText:
         return len(self.new_tokens) / self.rounds if self.rounds else 0.0
 
 
-def assert_alive(state: BatchState) -> None:
-    """Refuse what is no state, and one whose buffers `CompiledDecoder.advance` took over."""
-    wanted = "a BatchState, such as CompiledDecoder.start and advance give"
-    assert_kind("state", state, BatchState, wanted)
-    if state.length.is_deleted():
-        raise ValueError("this state was given to advance: use the one that it returned")
+@struct
+class BatchState:
+    """The state of a batch; the compiled loop takes one and returns one.
 
-
-@moves_data
-def texts_of(state: BatchState) -> tuple[DecodedText, ...]:
-    """Read a state on the host, one text for each row.
-
-    Raises:
-      ValueError: the state is none, or was given to `CompiledDecoder.advance`.
+    Attributes:
+      tokens: int32 [B, S], each text, then anything.
+      sources: int8 [B, S], a `Source` for each token.
+      rounds_at: int32 [B, S], for each emitted token the number of its round, from 1.
+      length: int32 [B], tokens of each text.
+      prompt_length: int32 [B].
+      limit: int32 [B], length at which a text ends.
+      is_budget: bool [B], whether the limit is the budget, not the capacity.
+      stop_tokens: int32 [B, K], then -1.
+      temperature: float32 [B].
+      top_k: int32 [B].
+      top_p: float32 [B].
+      keys: typed keys [B]; a round's draws depend on its key and the root's position alone.
+      depth: int32 [B], depth to draft in the next round.
+      ending: int32 [B], an `Ending`.
+      status: int32 [B], bits of `jaxspec.Status` of all rounds.
+      rounds: int32 [B], rounds done; each is one call of the target.
+      drafted: int32 [B], candidates of all rounds.
+      accepted: int32 [B], tokens accepted of them.
+      calls: int32 [], forwards of the target, shared by the batch; prefill is not counted.
+      prefilled: int32 [], chunks of the prompts that the caches hold.
+      target_cache: with a leading B if that is more than 1.
+      draft_cache: as `target_cache`; () without a draft network.
     """
-    assert_alive(state)
-    small = {
-        field.name: np.asarray(getattr(state, field.name))
-        for field in dataclasses.fields(BatchState)
-        if field.name not in ("keys", "target_cache", "draft_cache")
-    }
-    texts = []
-    for row, length in enumerate(small["length"].tolist()):
-        texts.append(
+
+    tokens: jax.Array  # [B, S]
+    sources: jax.Array  # [B, S]
+    rounds_at: jax.Array  # [B, S]
+    length: jax.Array  # [B]
+    prompt_length: jax.Array  # [B]
+    limit: jax.Array  # [B]
+    is_budget: jax.Array  # [B]
+    stop_tokens: jax.Array  # [B, K]
+    temperature: jax.Array  # [B]
+    top_k: jax.Array  # [B]
+    top_p: jax.Array  # [B]
+    keys: jax.Array  # [B]
+    depth: jax.Array  # [B]
+    ending: jax.Array  # [B]
+    status: jax.Array  # [B]
+    rounds: jax.Array  # [B]
+    drafted: jax.Array  # [B]
+    accepted: jax.Array  # [B]
+    calls: jax.Array  # []
+    prefilled: jax.Array  # []
+    target_cache: Cache
+    draft_cache: Cache
+
+    @moves_data
+    def texts(self) -> tuple[DecodedText, ...]:
+        """Read the texts on the host, one for each sequence.
+
+        Raises:
+          ValueError: the buffers were donated to `CompiledDecoder.advance`.
+        """
+        self.assert_alive()
+        arrays = {
+            field.name: np.asarray(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in ("keys", "target_cache", "draft_cache")
+        }
+        numbers = ("prompt_length", "status", "rounds", "drafted", "accepted")
+        return tuple(
             DecodedText(
-                tokens=tuple(small["tokens"][row, :length].tolist()),
-                prompt_length=int(small["prompt_length"][row]),
-                sources=tuple(Source(s) for s in small["sources"][row, :length].tolist()),
-                rounds_at=tuple(small["rounds_at"][row, :length].tolist()),
-                ending=Ending(int(small["ending"][row])),
-                status=int(small["status"][row]),
-                rounds=int(small["rounds"][row]),
-                drafted=int(small["drafted"][row]),
-                accepted=int(small["accepted"][row]),
+                tokens=tuple(arrays["tokens"][n, :length].tolist()),
+                sources=tuple(map(Source, arrays["sources"][n, :length].tolist())),
+                rounds_at=tuple(arrays["rounds_at"][n, :length].tolist()),
+                ending=Ending(int(arrays["ending"][n])),
+                **{name: int(arrays[name][n]) for name in numbers},
             )
+            for n, length in enumerate(arrays["length"].tolist())
         )
-    return tuple(texts)
+
+    def assert_alive(self) -> None:
+        """Raise ValueError if the buffers were donated to `CompiledDecoder.advance`."""
+        if self.length.is_deleted():
+            raise ValueError(
+                "this state's buffers were donated to advance: use the state that it returned"
+            )

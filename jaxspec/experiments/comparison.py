@@ -6,19 +6,30 @@ vocabulary is small; otherwise by a G-test over repeated runs that states its po
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 
 from jaxspec.audit import GTest, decoding_law, g_test
 from jaxspec.checks import assert_whole
-from jaxspec.decode import Decoder, Metrics, RoundRecord, metrics_of
+from jaxspec.decode import (
+    Decoder,
+    DecodeState,
+    Ending,
+    Metrics,
+    Options,
+    RoundRecord,
+    Target,
+    as_target,
+    metrics_of,
+)
 from jaxspec.draft import Drafter, FixedTree
 from jaxspec.models.provider import Context, Provider
-from jaxspec.storage.files import shown
+from jaxspec.storage.files import plain, shown
 
 EXACT_TEXTS = 256
 """Up to this number of texts, the laws of both decoders are computed exactly."""
@@ -42,7 +53,7 @@ class Run:
       name: name of the decoder in tables.
       decoder: its description in plain values (`Decoder.describe`).
       prompt: token ids.
-      key: the data of its key, as `jax.random.key_data` gives it.
+      request: its key and options in plain values (`Request`).
       text: the new tokens.
       finished: what ended it: "budget", "stop" or "capacity".
       metrics: counts and rates.
@@ -52,7 +63,7 @@ class Run:
     name: str
     decoder: dict[str, Any]
     prompt: Context
-    key: tuple[int, ...]
+    request: dict[str, Any]
     text: Context
     finished: str
     metrics: Metrics
@@ -146,6 +157,7 @@ def run(
     name: str = "plain",
     keep_records: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Run:
     """Decode once and count.
 
@@ -156,34 +168,35 @@ def run(
       name: name of the run in tables.
       keep_records: whether to keep the records of the rounds, each with a float32 [N, V] of rows.
       progress: see `Progress`; called after each round, a step is a token.
+      **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `Options`.
     """
-    state = decoder.start(prompt, key)
+    state = decoder.start(prompt, key, **options)
+    request = dataclasses.asdict(state.request)
     records = []
     for after, record in decoder.rounds(state):
         state = after
         if keep_records:
             records.append(record)
         if progress:
-            progress(f"decoding: {name}", len(state.new_tokens), decoder.new_tokens)
+            progress(f"decoding: {name}", len(state.new_tokens), request["new_tokens"])
     return Run(
         name=name,
         decoder=decoder.describe(),
-        prompt=state.tokens[: state.prompt_length],
-        key=tuple(jax.random.key_data(key).tolist()),
+        prompt=request.pop("prompt"),
+        request=plain(request, "request"),
         text=state.new_tokens,
-        finished=str(state.finished),
+        finished=state.ending.name.lower(),
         metrics=metrics_of(state.rounds),
         records=tuple(records),
     )
 
 
 def compare(
-    target: Provider,
+    target: Target | Provider,
     drafter: Drafter,
     prompt: Sequence[int],
     key: jax.Array,
     *,
-    new_tokens: int,
     bonus: bool = True,
     name: str = "speculative",
     baseline: Run | None = None,
@@ -192,7 +205,7 @@ def compare(
     law_key: jax.Array | None = None,
     keep_records: bool = False,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Comparison:
     """Compare a drafter with plain decoding of the same target.
 
@@ -203,7 +216,6 @@ def compare(
       drafter: the drafter.
       prompt: token ids.
       key: typed key of both runs.
-      new_tokens: budget of both runs.
       bonus: see `Decoder`.
       name: name of the speculative run in tables.
       baseline: an earlier plain run with the same arguments; None to decode plainly first.
@@ -212,47 +224,45 @@ def compare(
       law_key: typed key of these; None for `key`.
       keep_records: see `run`.
       progress: see `Progress`.
-      **options: more fields of `Decoder`.
+      **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `Options`.
 
     Raises:
       ValueError: an argument is wrong; raised before anything is decoded.
     """
     assert_whole("law_tokens", law_tokens, 0)
     assert_whole("law_runs", law_runs, 1)
-    plain = Decoder(target=target, new_tokens=new_tokens, bonus=bonus, **options)
-    decoder = dataclasses.replace(plain, drafter=drafter)
-    watch: dict[str, Any] = {"keep_records": keep_records, "progress": progress}
+    alone, decoder = Decoder(target, bonus=bonus), Decoder(target, drafter, bonus=bonus)
+    start = functools.partial(run, keep_records=keep_records, progress=progress, **options)
     if baseline is None:
-        baseline = run(plain, prompt, key, **watch)
-    comparison = Comparison(baseline, run(decoder, prompt, key, name=name, **watch))
+        baseline = start(alone, prompt, key)
+    comparison = Comparison(baseline, start(decoder, prompt, key, name=name))
     if law_tokens == 0:
         return comparison
     law = compare_laws(
-        plain,
+        alone,
         decoder,
         prompt,
         key if law_key is None else law_key,
         tokens=law_tokens,
         runs=law_runs,
-        progress=progress and (lambda done, total: progress(f"law: {name}", done, total)),
+        progress=progress and functools.partial(progress, f"law: {name}"),
+        **options,
     )
     return dataclasses.replace(comparison, law=law)
 
 
 def compare_tree_decoding(
-    target: Provider,
+    target: Target | Provider,
     draft: Provider,
     prompt: Sequence[int],
     key: jax.Array,
     *,
-    new_tokens: int,
-    widths: Sequence[int] = (3, 2, 1, 1),
+    shape: Sequence[int] = (3, 2, 1, 1),
     **options: Any,
 ) -> Comparison:
     """Compare plain decoding with a fixed tree; `options` are those of `compare`."""
-    drafter = FixedTree(draft, widths=tuple(widths))
     options = {"name": "fixed tree", **options}
-    return compare(target, drafter, prompt, key, new_tokens=new_tokens, **options)
+    return compare(target, FixedTree(draft, tuple(shape)), prompt, key, **options)
 
 
 def compare_laws(
@@ -264,6 +274,7 @@ def compare_laws(
     tokens: int,
     runs: int = 400,
     progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[Options],
 ) -> LawComparison:
     """Compare the laws of the first tokens of two decoders of one target.
 
@@ -278,31 +289,32 @@ def compare_laws(
       runs: runs of each decoder, at least 1, if there are more than `EXACT_TEXTS` texts.
       key: typed key that the keys of these runs are split from.
       progress: called as progress(done, total) after each run.
+      **options: see `Options`; a budget below `tokens` is raised to it.
 
     Raises:
       MismatchError: the targets differ.
       ValueError: `tokens` or `runs` is not an integer >= 1.
     """
-    if first.target.name != second.target.name:
-        raise MismatchError(
-            f"target model differs: {first.target.name!r} and {second.target.name!r}"
-        )
+    a, b = as_target(first.target), as_target(second.target)
+    if a.name != b.name:
+        raise MismatchError(f"target model differs: {a.name!r} and {b.name!r}")
     assert_whole("tokens", tokens, 1)
     assert_whole("runs", runs, 1)
     decoders = (first, second)
-    if tokens * math.log2(first.target.vocab) <= math.log2(EXACT_TEXTS):
-        laws = [
-            decoding_law(dataclasses.replace(decoder, new_tokens=tokens), tuple(prompt))
-            for decoder in decoders
-        ]
+    if tokens * math.log2(a.vocab) <= math.log2(EXACT_TEXTS):
+        options["new_tokens"] = tokens
+        laws = [decoding_law(decoder, tuple(prompt), **options) for decoder in decoders]
         every = {*laws[0].texts, *laws[1].texts}
         tv = sum(abs(laws[0].texts.get(t, 0.0) - laws[1].texts.get(t, 0.0)) for t in every) / 2
         worst = max(law.tv if law.misses == 0 else 1.0 for law in laws)
         return LawComparison(tokens=tokens, tv=tv, target_tv=worst, test=None)
+    budget = options.get("new_tokens", 64)
+    options["new_tokens"] = max(budget if isinstance(budget, int) else 0, tokens)
     texts: list[list[Context]] = [[], []]
     for number, one in enumerate(jax.random.split(key, 2 * runs)):
         which = number // runs
-        texts[which].append(_first_tokens(decoders[which], prompt, one, tokens))
+        state = decoders[which].start(prompt, one, **options)
+        texts[which].append(_first_tokens(decoders[which], state, tokens))
         if progress:
             progress(number + 1, 2 * runs)
     every_text = sorted({*texts[0], *texts[1]})
@@ -310,10 +322,8 @@ def compare_laws(
     return LawComparison(tokens=tokens, tv=None, target_tv=None, test=g_test(*counts))
 
 
-def _first_tokens(decoder: Decoder, prompt: Sequence[int], key: jax.Array, tokens: int) -> Context:
+def _first_tokens(decoder: Decoder, state: DecodeState, tokens: int) -> Context:
     """Decode until there are `tokens` tokens, to the full depth that the budget allows."""
-    decoder = dataclasses.replace(decoder, new_tokens=max(decoder.new_tokens, tokens))
-    state = decoder.start(prompt, key)
-    while not state.finished and len(state.new_tokens) < tokens:
+    while state.ending == Ending.NONE and len(state.new_tokens) < tokens:
         state, _ = decoder.step(state)
     return state.new_tokens[:tokens]

@@ -51,7 +51,7 @@ def load(path: str | Path) -> list[Run]:
 
 def _run_of(value: Any, place: Place) -> Run:
     if isinstance(value, dict):
-        value = {"key": [], "finished": "budget", **value, "records": []}
+        value = {"request": {}, "finished": "budget", **value, "records": []}
         if isinstance(value.get("metrics"), dict):
             value["metrics"] = {"by_depth": [], "by_rank": [], **value["metrics"]}
     run = typed.build(Run, value, place, extras=True)

@@ -10,11 +10,10 @@ from jaxspec.models.llama import (
     llama,
     rope_frequencies,
 )
+from jaxspec.models.load.fields import CheckpointError, CheckpointWarning
 from jaxspec.models.load.gguf import load_gguf
-from jaxspec.models.load.huggingface import load_config, load_huggingface
-from jaxspec.models.load.metadata import CheckpointWarning
-from jaxspec.models.load.smollm2 import chat_prompt, find_smollm2, load_smollm2
-from jaxspec.models.load.tensors import CheckpointError
+from jaxspec.models.load.huggingface import load_huggingface
+from jaxspec.models.load.smollm2 import chat_prompt, load_smollm2
 from jaxspec.models.load.tokenizers import TextTokenizer
 from jaxspec.models.load.tunix import from_tunix
 from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
@@ -44,13 +43,11 @@ __all__ = (
     "chat_prompt",
     "decode",
     "encode",
-    "find_smollm2",
     "fit_ngram",
     "from_tunix",
     "in_panels",
     "init_llama",
     "llama",
-    "load_config",
     "load_gguf",
     "load_huggingface",
     "load_smollm2",

@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import assert_whole, struct
-from jaxspec.models.network import LanguageModel, Tokenizer
+from jaxspec.models.network import Block, Cache, LanguageModel, Tokenizer
 from jaxspec.models.panels import Panels, cut, dense
 
 
@@ -353,37 +353,21 @@ def init_llama_cache(config: LlamaConfig, dtype: Any, slots: int) -> LlamaCache:
 def llama_forward(
     config: LlamaConfig,
     params: LlamaParams,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
     cache: LlamaCache,
-    at: jax.Array,
+    block: Block,
 ) -> tuple[jax.Array, LlamaCache]:
-    """Run the network over a block; see `jaxspec.models.network.Forward`.
-
-    Args:
-      config: the sizes.
-      params: the weights.
-      tokens: int32 [L].
-      positions: int32 [L].
-      mask: bool [L, S].
-      cache: keys and values.
-      at: int32 [].
-
-    Returns:
-      (logits float32 [L, V], the cache).
-    """
-    turn = _turn(config, positions)
-    x = params.embedding[tokens]
+    """Run the network over a block; see `jaxspec.models.network.Forward`."""
+    turn = _turn(config, block.positions)
+    x = params.embedding[block.tokens]
     keys, values = [], []
     for layer, old_keys, old_values in zip(params.layers, cache.keys, cache.values, strict=True):
         y = _norm(x, layer.attention_norm, config.norm_epsilon)
         query = turn(_heads(dense(layer.query, y, layer.query_bias), config.heads))
         key = turn(_heads(dense(layer.key, y, layer.key_bias), config.kv_heads))
         value = _heads(dense(layer.value, y, layer.value_bias), config.kv_heads)
-        keys.append(lax.dynamic_update_slice(old_keys, key, (0, at, 0)))
-        values.append(lax.dynamic_update_slice(old_values, value, (0, at, 0)))
-        x += dense(layer.output, _attend(query, keys[-1], values[-1], mask))
+        keys.append(lax.dynamic_update_slice(old_keys, key, (0, block.first, 0)))
+        values.append(lax.dynamic_update_slice(old_values, value, (0, block.first, 0)))
+        x += dense(layer.output, _attend(query, keys[-1], values[-1], block.mask))
         y = _norm(x, layer.hidden_norm, config.norm_epsilon)
         x += dense(layer.down, jax.nn.silu(dense(layer.gate, y)) * dense(layer.up, y))
     head = params.embedding if params.head is None else params.head
@@ -392,16 +376,16 @@ def llama_forward(
     return logits.astype(jnp.float32), LlamaCache(keys=tuple(keys), values=tuple(values))
 
 
-def keep_slots(cache: LlamaCache, at: jax.Array, path: jax.Array) -> LlamaCache:
+def keep_slots(cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
     """Move accepted slots of a block to its front; see `jaxspec.models.network.Keep`.
 
-    Nothing but the block's front is read or written.
+    Slots are axis 1 of every array. Nothing but the block's front is read or written.
     """
     places = jnp.arange(path.shape[0], dtype=jnp.int32)
-    sources = at + jnp.where(path >= 0, path, places)
+    sources = first + jnp.where(path >= 0, path, places)
 
     def move(slots: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(slots, slots[:, sources], (0, at, 0))
+        return lax.dynamic_update_slice_in_dim(slots, slots[:, sources], first, axis=1)
 
     return jax.tree.map(move, cache)
 

@@ -1,14 +1,16 @@
 """What a file holds, built into dataclasses: every field is checked against its annotation first.
 
 One reader serves every kind of record. It knows these annotations: bool, int, float, str, None and
-unions with it, `Literal`, tuples, dictionaries with string keys, dataclasses, `Any` (plain values),
-`StoredArray`, and `Annotated[int, Range(...)]`. An int without a range is a count, from 0 on.
+unions with it, `Literal`, enums (a member's name in lower case), tuples, dictionaries with string
+keys, dataclasses, `Any` (plain values), `StoredArray`, and `Annotated[int, Range(...)]`. An int
+without a range is a count, from 0 on.
 
 Arrays are compared by shape before their numbers are read, so that a file cannot ask for memory that
 its other fields do not account for.
 """
 
 import dataclasses
+import enum
 import functools
 import itertools
 import types
@@ -157,6 +159,9 @@ def read(kind: Any, value: Any, place: Place) -> Any:
         return value
     if kind is StoredArray:
         return value if isinstance(value, StoredArray) else _listed(value, place)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        names = [each.name.lower() for each in kind]
+        return kind[read(Literal[*names], value, place).upper()]
     if origin is Literal:
         if not any(type(value) is type(each) and value == each for each in arguments):
             raise place.wrong(value, f"one of {', '.join(map(repr, arguments))}")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +13,10 @@ import pytest
 import jaxspec as js
 from jaxspec.audit import DecodingLaw, decoding_law, g_test, target_law
 from jaxspec.decode import (
+    CallableTarget,
     Decoder,
     DecodeState,
     Scores,
-    score_batched,
-    score_layered,
-    score_sequential,
 )
 from jaxspec.draft import (
     AdaptiveTree,
@@ -103,10 +101,11 @@ def test_the_law_is_the_targets_up_to_stop_tokens_and_the_end_of_the_context(nam
 
 def test_the_three_scorers_lead_to_one_law() -> None:
     target = TARGETS["three tokens of three"][0]
-    scorers = (score_sequential, score_batched, score_layered)
     laws = [
-        decoding_law(Decoder(target, DRAFTERS["fixed tree"], 2, bonus=True, score=scorer), PROMPT)
-        for scorer in scorers
+        decoding_law(
+            Decoder(CallableTarget(target, group), DRAFTERS["fixed tree"], 2, bonus=True), PROMPT
+        )
+        for group in ("node", "all", "depth")
     ]
     assert_lossless(laws[0])
     assert laws[0].texts == laws[1].texts == laws[2].texts
@@ -174,10 +173,8 @@ def is_rejected(law: DecodingLaw, *, least_tv: float = 1e-3) -> bool:
 
 
 def audit_of(drafter: Drafter, kind: type[Decoder] = Decoder, **options: Any) -> DecodingLaw:
-    target = TARGETS["three tokens of three"][0]
-    return decoding_law(
-        kind(target, drafter, **{"new_tokens": 2, "bonus": False, **options}), PROMPT
-    )
+    given = {"target": TARGETS["three tokens of three"][0], "new_tokens": 2, "bonus": False}
+    return decoding_law(kind(drafter=drafter, **{**given, **options}), PROMPT)
 
 
 def sharpened(row: np.ndarray) -> np.ndarray:
@@ -374,13 +371,15 @@ class RunsOver(Decoder):
         return dataclasses.replace(after, finished="stop")
 
 
-def one_late(target: Provider, tree: js.Tree, context: Context, *, bonus: bool) -> Scores:
-    """Score each node by the context that lacks the last token: one position late."""
-    scores = score_batched(target, tree, context, bonus=bonus)
-    late = score_batched(target, tree, context, bonus=True).rows
-    parents = np.asarray(tree.parents)
-    rows = np.where(parents[:, None] >= 0, late[parents], late[:1])
-    return dataclasses.replace(scores, rows=rows)
+class OneLate(CallableTarget):
+    """Scores each node by the context that lacks the last token: one position late."""
+
+    def rows(self, tree: js.Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
+        scores = super().rows(tree, context, bonus=bonus)
+        late = super().rows(tree, context, bonus=True).rows
+        parents = np.asarray(tree.parents)
+        rows = np.where(parents[:, None] >= 0, late[parents], late[:1])
+        return dataclasses.replace(scores, rows=rows)
 
 
 FAULTS: dict[str, Callable[[], DecodingLaw]] = {
@@ -399,7 +398,9 @@ FAULTS: dict[str, Callable[[], DecodingLaw]] = {
     ),
     "drafted tokens kept after a rejected one": lambda: audit_of(PATH, KeepsOn),
     "tokens after a stop token": lambda: audit_of(PATH, RunsOver, stop_tokens=frozenset([1])),
-    "rows of the wrong position": lambda: audit_of(PATH, score=one_late),
+    "rows of the wrong position": lambda: audit_of(
+        PATH, target=OneLate(TARGETS["three tokens of three"][0])
+    ),
 }
 
 

@@ -64,7 +64,7 @@ def no_timing(monkeypatch):
     """Benchmarks that must not start, and SmolLM2 as if it were installed."""
     for name in ("measure", "measure_pair", "measure_smollm2"):
         monkeypatch.setattr(bench, name, lambda *_, **__: pytest.fail("timed"))
-    monkeypatch.setattr(bench.models, "find_smollm2", lambda: "a file")
+    monkeypatch.setattr(bench, "find_smollm2", lambda: "a file")
     monkeypatch.setattr(bench, "smollm2_room", lambda: 8000)
 
 

@@ -114,8 +114,8 @@ def nan_model(tokenizer, max_context=None):
         name="nan",
         vocab=256,
         params=jnp.float32(jnp.nan),
-        forward=lambda params, tokens, positions, mask, cache, at: (
-            params * jnp.ones((tokens.shape[0], 256)),
+        forward=lambda params, cache, block: (
+            params * jnp.ones((block.tokens.shape[0], 256)),
             cache,
         ),
         init_cache=jnp.zeros,
@@ -234,8 +234,8 @@ def saying(text, tokenizer=None, max_context=None):
     """A network that says a text after any prompt of two tokens, then zeros; a token is a byte."""
     tokens = jnp.array([*text.encode(), 0], jnp.int32)
 
-    def forward(params, block, positions, mask, cache, at):
-        wanted = tokens[jnp.clip(positions - 1, 0, len(tokens) - 1)]
+    def forward(params, cache, block):
+        wanted = tokens[jnp.clip(block.positions - 1, 0, len(tokens) - 1)]
         return jnp.where(jnp.arange(301)[None] == wanted[:, None], 0.0, -jnp.inf) * params, cache
 
     return dataclasses.replace(

@@ -11,7 +11,7 @@ import pytest
 import jaxspec as js
 from jaxspec import experiments
 from jaxspec.decode import Decoder
-from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Draft, FixedTree, SampledPath
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, FixedTree, SampledPath
 from jaxspec.models.provider import Answer, Provider
 
 PROMPT = (0,)
@@ -51,8 +51,8 @@ def path(draft, depth, rule="token"):
 
 
 def compare(target, drafter, new_tokens, **options):
-    options = {"new_tokens": new_tokens, "key": jax.random.key(5), **options}
-    return experiments.compare(target.provider, drafter, PROMPT, **options)
+    options = {"new_tokens": new_tokens, **options}
+    return experiments.compare(target.provider, drafter, PROMPT, jax.random.key(5), **options)
 
 
 def counts(run, *names):
@@ -101,7 +101,7 @@ def test_a_fixed_tree_whose_second_siblings_are_right_costs_what_is_worked_out_b
     target = Counted(1.0, is_batched=is_batched)
     draft = Counted(0.25, is_batched=is_batched)
     found = experiments.compare_tree_decoding(
-        target.provider, draft.provider, PROMPT, jax.random.key(5), new_tokens=6, widths=(2, 1)
+        target.provider, draft.provider, PROMPT, jax.random.key(5), new_tokens=6, shape=(2, 1)
     )
     assert found.speculative.name == "fixed tree"
     run = found.speculative
@@ -130,7 +130,7 @@ def test_an_adaptive_tree_that_deepens_costs_what_is_worked_out_by_hand():
     [
         lambda draft: path(draft, 2),
         lambda draft: path(draft, 2, "block"),
-        lambda draft: FixedTree(draft.provider, widths=(2, 1)),
+        lambda draft: FixedTree(draft.provider, (2, 1)),
         lambda draft: AdaptiveTree(draft.provider, policy=POLICY),
     ],
     ids=["path", "block", "tree", "adaptive"],
@@ -150,7 +150,8 @@ def test_both_runs_have_one_target_prompt_key_and_exact_budget_and_one_exact_law
     for run in (found.baseline, found.speculative):
         assert run.decoder["target"] == target.provider.name
         assert len(run.text) == run.metrics.new_tokens == 7
-        assert (run.prompt, run.key, run.finished) == (PROMPT, (0, 5), "budget")
+        assert (run.prompt, run.finished) == (PROMPT, "budget")
+        assert (run.request["key_data"], run.request["new_tokens"]) == ([0, 5], 7)
         assert len(run.records) == run.metrics.rounds
         mine = [done for what, done, total in steps if what == f"decoding: {run.name}"]
         assert len(mine) == run.metrics.rounds
@@ -179,12 +180,9 @@ def test_a_baseline_of_another_budget_is_a_mismatch():
 class Mislabelled(SampledPath):
     """Draws from the draft and records uniform rows: the commonest fault in this field."""
 
-    def propose(self, context, depth, pairs) -> Draft:
-        drafted = super().propose(context, depth, pairs)
-        tokens = jnp.asarray(np.asarray(drafted.proposal.tree.tokens)[1:])
-        uniform = jnp.full((self.depth, self.draft.vocab), 1 / self.draft.vocab, jnp.float32)
-        path = js.sampled_path(tokens, uniform, jnp.int32(drafted.depth))
-        return dataclasses.replace(drafted, proposal=path)
+    def finish(self, state, view):
+        uniform = jnp.full_like(state.rows, 1 / state.rows.shape[-1])
+        return super().finish(dataclasses.replace(state, rows=uniform), view)
 
 
 def test_the_exact_law_tells_a_decoder_whose_recorded_rows_are_wrong_by_its_total_variation():
@@ -266,11 +264,12 @@ def test_first_tokens_are_those_of_the_decoder_at_its_full_depth():
     drafter = SampledPath(Provider("seen", WIDE, ask), depth=2)
     experiments.compare_laws(
         Decoder(UNIFORM),
-        Decoder(UNIFORM, drafter, new_tokens=9),
+        Decoder(UNIFORM, drafter),
         PROMPT,
         jax.random.key(0),
         tokens=2,
         runs=2,
+        new_tokens=9,
     )
     # A budget of these 2 tokens would have left room for one drafted token beside the bonus.
     assert max(map(len, seen)) >= len(PROMPT) + 1
@@ -289,8 +288,8 @@ def test_a_comparison_of_nothing_is_an_error(option):
 
 
 def test_a_run_of_a_prompt_in_an_array_is_plain_json(tmp_path):
-    decoder = Decoder(UNIFORM, new_tokens=1)
-    run = experiments.run(decoder, np.array([0, 1]), jax.random.key(0), keep_records=True)
+    options = {"key": jax.random.key(0), "new_tokens": 1, "keep_records": True}
+    run = experiments.run(Decoder(UNIFORM), np.array([0, 1]), **options)
     experiments.save(tmp_path / "run.json", [run])
     assert json.loads((tmp_path / "run.json").read_text())["content"][0]["prompt"] == [0, 1]
     assert experiments.load(tmp_path / "run.json") == [run]

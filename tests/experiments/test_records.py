@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec import experiments
 from jaxspec.decode import Metrics, Rate
-from jaxspec.storage.files import RecordError
+from jaxspec.storage import RecordError
 
 ELSEWHERE = {
     "schema": "jaxspec/1",
@@ -43,7 +43,7 @@ def here() -> experiments.Run:
         name="plain",
         decoder={"target": "kjv 5-gram", "drafter": "none", "stop_tokens": []},
         prompt=(3, 1),
-        key=(0, 7),
+        request={"key_data": [0, 7], "new_tokens": 3},
         text=(4, 4, 4),
         finished="budget",
         metrics=metrics,
@@ -67,7 +67,7 @@ def test_an_experiment_run_elsewhere_is_imported_from_json(tmp_path):
     (run,) = experiments.load(written(tmp_path, ELSEWHERE["content"]))
     assert run.name == "lookup of 5 in another engine"
     assert run.decoder["target"] == "kjv 5-gram"
-    assert (run.prompt, run.text, run.key, run.finished) == ((3, 1), (4, 1, 5), (), "budget")
+    assert (run.prompt, run.text, run.request, run.finished) == ((3, 1), (4, 1, 5), {}, "budget")
     assert run.metrics.by_depth == (Rate(1, 2), Rate(0, 1))
     assert run.metrics.by_rank == ()
     assert run.metrics.acceptance.value == pytest.approx(1 / 3)
@@ -102,9 +102,9 @@ def test_prompts_that_differ_are_shown_in_a_line():
     assert len(str(caught.value)) < 200
 
 
-def test_decoder_key_text_and_costs_may_differ():
+def test_decoder_request_text_and_costs_may_differ():
     decoder = {"target": "kjv 5-gram", "drafter": "fixed tree"}
-    other = dataclasses.replace(here(), name="tree", decoder=decoder, key=(8,), text=(5, 6, 7))
+    other = dataclasses.replace(here(), name="tree", decoder=decoder, request={}, text=(5, 6, 7))
     assert experiments.Comparison(baseline=here(), speculative=other).law is None
 
 
@@ -131,9 +131,9 @@ def with_metric(name, value):
         (with_value("prompt", [3, 1.5]), r"prompt\[1\] is 1.5, wanted"),
         (with_value("text", [4, 2**31, 5]), r"text\[1\] is 2147483648"),
         (with_value("text", [4, 1]), "count 3 new tokens, but the text has 2"),
-        (with_value("key", ["0"]), r"key\[0\] is '0'"),
+        (with_value("request", [0]), "request is a list, wanted an object"),
         (with_metric("rounds", 2.5), "rounds is 2.5"),
-        (with_metric("seconds", 3), "metrics holds a field that is not known here: 'seconds'"),
+        (with_metric("seconds", 3), "metrics holds .*'seconds'"),
         (lambda run: run["metrics"].pop("drafted"), "metrics: 'drafted' is missing"),
         (with_metric("by_depth", [{"hits": 1}]), "'chances' is missing"),
         (with_metric("by_depth", [{"hits": 3, "chances": 2}]), r"by_depth\[0\] has 3 hits of 2 ch"),

@@ -13,7 +13,7 @@ PLAIN = experiments.Run(
     name="plain",
     decoder={"target": "toy", "drafter": "none"},
     prompt=(0,),
-    key=(0, 3),
+    request={"new_tokens": 6},
     text=(1,) * 6,
     finished="budget",
     metrics=Metrics(6, 6, 0, 0, 6, 6, 6, 0, 0, 0, by_depth=(), by_rank=()),

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import struct
-from jaxspec.models.network import LanguageModel, Tokenizer
+from jaxspec.models.network import Block, LanguageModel, Tokenizer
 
 NOTHING = -1
 """What a slot holds that no token may see."""
@@ -110,16 +110,14 @@ def _forward_of(vocab: int, takes_trees: bool, rolls_back: bool, max_context: in
 def _forward(
     vocab: int,
     params: Any,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
     cache: FakeCache,
-    at: jax.Array,
+    block: Block,
     *,
     takes_trees: bool,
     rolls_back: bool,
     max_context: int | None,
 ) -> tuple[jax.Array, FakeCache]:
+    tokens, positions, mask, at = block.tokens, block.positions, block.mask, block.first
     length, slots = mask.shape
     own = at + jnp.arange(length, dtype=jnp.int32)
     places = jnp.arange(slots, dtype=jnp.int32)

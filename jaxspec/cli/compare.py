@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec import experiments
+from jaxspec import experiments, storage
 from jaxspec.cli.terminal import (
     BAD_INPUT,
     Progress,
@@ -44,7 +44,6 @@ from jaxspec.experiments.report import cells, plain
 from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
 from jaxspec.models import decode as text_of
 from jaxspec.models.provider import Context, Provider
-from jaxspec.storage import files
 
 NEW_TOKENS = 180
 SHOWN = 250
@@ -229,9 +228,9 @@ def check_files(args: argparse.Namespace) -> None:
     for flag, name in (("--plot", args.plot), ("--save", args.save)):
         try:
             if name is not None:
-                files.destination(name)
+                storage.destination(name)
         except OSError as error:
-            raise ValueError(f"{flag} {files.shortened(name)}: {reason(error)}") from error
+            raise ValueError(f"{flag} {storage.shortened(name)}: {reason(error)}") from error
 
 
 def write_files(found: Sequence[experiments.Comparison], args: argparse.Namespace) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import storage
 from jaxspec.checks import DrawError, TreeError
 from jaxspec.decode.commit import Ending
 from jaxspec.decode.request import validated
@@ -20,9 +21,7 @@ from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
 from jaxspec.draws import draws_from_record, draws_to_record
 from jaxspec.proposals import PointMass, assert_proposal, propose
-from jaxspec.storage import files, typed
-from jaxspec.storage.files import RecordError, StoredArray, shortened, shown
-from jaxspec.storage.typed import Place, Range
+from jaxspec.storage import INT32, Place, Range, RecordError, StoredArray, shortened, shown
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, make_tree
 from jaxspec.verify import RULES, Rule, Verdict
@@ -51,7 +50,7 @@ def save(path: str | Path, thing: DecodeState | Sequence[RoundRecord]) -> None:
     """
     if isinstance(thing, DecodeState):
         state = {**dataclasses.asdict(thing), "ending": thing.ending.name.lower()}
-        files.save(path, STATE, state)
+        storage.save(path, STATE, state)
         return
     for number, each in enumerate(thing):
         nodes, slots = each.proposal.tree.children.shape
@@ -60,7 +59,7 @@ def save(path: str | Path, thing: DecodeState | Sequence[RoundRecord]) -> None:
                 f"{path}: round {number}: its tree has {nodes} nodes of {slots} child slots: at most "
                 f"{MOST_NODES} of each and {MOST_SLOTS} in all can be stored"
             )
-    files.save(path, ROUNDS, [_round_to_plain(each) for each in thing])
+    storage.save(path, ROUNDS, [_round_to_plain(each) for each in thing])
 
 
 @moves_data
@@ -71,12 +70,12 @@ def load(path: str | Path) -> DecodeState | list[RoundRecord]:
       RecordError: the file holds neither, or it is malformed; the message says which field.
       OSError: the file cannot be read.
     """
-    kind = files.kind_of(path)
+    kind = storage.kind_of(path)
     if kind == STATE:
-        return _state_of(files.load_lazily(path, STATE), Place(f"{path}: not a whole state"))
+        return _state_of(storage.load(path, STATE), Place(f"{path}: not a whole state"))
     if kind != ROUNDS:
         raise RecordError(f"{path}: holds {shown(kind)}, wanted {STATE!r} or {ROUNDS!r}")
-    content = files.load_lazily(path, ROUNDS)
+    content = storage.load(path, ROUNDS)
     if not isinstance(content, list):
         raise RecordError(f"{path}: rounds must be a list")
     return [_round_of(each, Place(f"{path}: round {n}")) for n, each in enumerate(content)]
@@ -87,7 +86,7 @@ def load(path: str | Path) -> DecodeState | list[RoundRecord]:
 
 def _state_of(plain: Any, place: Place) -> DecodeState:
     """Build a state that a decode can have got to."""
-    state = typed.build(DecodeState, plain, place)
+    state = storage.read(DecodeState, plain, place)
     request, at = state.request, place.field("request")
     try:
         is_key = len(request.key_data) <= _MOST_KEY_WORDS and request.key.shape == ()
@@ -165,7 +164,7 @@ def _check_ending(state: DecodeState, place: Place) -> None:
 class _StoredRound:
     """A round as it is on file."""
 
-    position: typed.Token
+    position: storage.Token
     rule: str
     target: str
     draft: str | None
@@ -195,18 +194,18 @@ def _round_to_plain(record: RoundRecord) -> dict[str, Any]:
 
 
 def _round_of(plain: Any, place: Place) -> RoundRecord:
-    stored = typed.build(_StoredRound, plain, place)
+    stored = storage.read(_StoredRound, plain, place)
     rule = RULES.get(stored.rule)
     if rule is None:
         raise place.error(f"rule {shown(stored.rule)} is none of {', '.join(RULES)}")
     in_tree, in_draws, in_rows = map(place.field, ("tree", "draws", "target_rows"))
     nodes, slots, levels = _capacity(stored.tree, rule, in_tree)
-    _, vocab = typed.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), in_rows)
-    target_rows = typed.numbers(stored.target_rows, (nodes, vocab), in_rows)
+    _, vocab = storage.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), in_rows)
+    target_rows = storage.numbers(stored.target_rows, (nodes, vocab), in_rows)
     shapes = {"draft": (nodes, 2), "accept": (nodes,), "final": (2,)}
     _assert_fields(shapes, stored.draws, in_draws)
     for name, shape in shapes.items():
-        typed.assert_shape(stored.draws[name], shape, in_draws.field(name))
+        storage.assert_shape(stored.draws[name], shape, in_draws.field(name))
     try:
         with np.errstate(over="ignore"):  # a draw beyond float32 is an error with its place
             draws = draws_from_record({name: stored.draws[name].read() for name in shapes})
@@ -256,8 +255,8 @@ def _integers(
     names = [field.name for field in dataclasses.fields(cls)]
     _assert_fields(names, stored, place)
     return {
-        name: typed.integers(
-            stored[name], shapes.get(name, ()), place.field(name), ranges.get(name, typed.INT32)
+        name: storage.numbers(
+            stored[name], shapes.get(name, ()), place.field(name), ranges.get(name, INT32)
         )
         for name in names
     }
@@ -266,10 +265,10 @@ def _integers(
 def _capacity(tree: dict[str, StoredArray], rule: Rule, place: Place) -> tuple[int, int, int]:
     """Return the nodes, child slots and levels that a tree declares to have room for."""
     _assert_fields([field.name for field in dataclasses.fields(Tree)], tree, place)
-    (nodes,) = typed.axes_of(tree["tokens"], (MOST_NODES,), place.field("tokens"))
-    _, slots = typed.axes_of(tree["children"], (nodes, MOST_NODES), place.field("children"))
-    (levels,) = typed.axes_of(tree["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
-    typed.assert_shape(tree["children"], (nodes, slots), place.field("children"))
+    (nodes,) = storage.axes_of(tree["tokens"], (MOST_NODES,), place.field("tokens"))
+    _, slots = storage.axes_of(tree["children"], (nodes, MOST_NODES), place.field("children"))
+    (levels,) = storage.axes_of(tree["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
+    storage.assert_shape(tree["children"], (nodes, slots), place.field("children"))
     if nodes * slots > MOST_SLOTS:
         raise place.error(
             f"has {nodes} nodes of {slots} child slots: more than {MOST_SLOTS} in all"
@@ -332,4 +331,4 @@ def _draft_rows_of(
     nodes, vocab = shape
     # Rows of leaves are never read: those of a path's last node may be left out.
     count = nodes - 1 if stored.shape == (nodes - 1, vocab) else nodes
-    return jnp.asarray(typed.numbers(stored, (count, vocab), place))
+    return jnp.asarray(storage.numbers(stored, (count, vocab), place))

@@ -30,7 +30,7 @@ from jaxspec.draft import Drafter, HostDraft, NoDraft, cut, propose_on_host
 from jaxspec.draws import round_draws
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
-from jaxspec.storage.files import plain, shown
+from jaxspec.storage import plain, shown
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict

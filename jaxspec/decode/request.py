@@ -18,9 +18,9 @@ from jaxspec.checks import MOST_TOKENS, described
 from jaxspec.logits import Logits
 from jaxspec.models.provider import Context
 from jaxspec.rows import LEAST, row_of
-from jaxspec.storage import typed
+from jaxspec.storage import Range
 
-KeyWord = Annotated[int, typed.Range(0, 2**32 - 1)]
+KeyWord = Annotated[int, Range(0, 2**32 - 1)]
 Tokens: TypeAlias = Collection[int] | np.ndarray | jax.Array
 
 

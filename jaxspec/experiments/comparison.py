@@ -29,7 +29,7 @@ from jaxspec.decode import (
 )
 from jaxspec.draft import Drafter, FixedTree
 from jaxspec.models.provider import Context, Provider
-from jaxspec.storage.files import plain, shown
+from jaxspec.storage import plain, shown
 
 EXACT_TEXTS = 256
 """Up to this number of texts, the laws of both decoders are computed exactly."""

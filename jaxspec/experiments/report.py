@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec import storage
 from jaxspec.experiments.comparison import Run
-from jaxspec.storage import files, typed
-from jaxspec.storage.files import RecordError
-from jaxspec.storage.typed import Place
+from jaxspec.storage import Place, RecordError
 
 EXPERIMENT = "experiment"
 """Kind of the files that `save` writes."""
@@ -20,7 +19,7 @@ _COSTS = [
 
 def save(path: str | Path, runs: Sequence[Run]) -> None:
     """Save runs to a .json or .npz file."""
-    files.save(path, EXPERIMENT, [plain(run) for run in runs])
+    storage.save(path, EXPERIMENT, [plain(run) for run in runs])
 
 
 def plain(run: Run) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def load(path: str | Path) -> list[Run]:
         field.
       OSError: the file cannot be read.
     """
-    content = files.load_lazily(path, EXPERIMENT)
+    content = storage.load(path, EXPERIMENT)
     if not isinstance(content, list):
         raise RecordError(f"{path}: an experiment is a list of runs")
     return [_run_of(value, Place(f"{path}: run {number}")) for number, value in enumerate(content)]
@@ -54,7 +53,7 @@ def _run_of(value: Any, place: Place) -> Run:
         value = {"request": {}, "finished": "budget", **value, "records": []}
         if isinstance(value.get("metrics"), dict):
             value["metrics"] = {"by_depth": [], "by_rank": [], **value["metrics"]}
-    run = typed.build(Run, value, place, extras=True)
+    run = storage.read(Run, value, place, extras=True)
     if not isinstance(run.decoder.get("target"), str):
         raise place.field("decoder").error("names no target model")
     for name in ("by_depth", "by_rank"):

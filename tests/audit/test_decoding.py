@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.audit import DecodingLaw, decoding_law, g_test, target_law
+from jaxspec.audit import DecodingLaw, decoding_law, g_test
 from jaxspec.decode import (
     CallableTarget,
     Decoder,
@@ -135,9 +135,11 @@ def test_the_law_of_a_prompt_that_fills_the_context_is_the_empty_text() -> None:
 def test_the_targets_own_law_is_the_product_of_its_rows_and_ends_at_stop_tokens() -> None:
     rows = {(0,): [0.5, 0.5], (0, 0): [0.25, 0.75], (0, 1): [0.0, 1.0]}
     target = Provider("target", 2, rows.__getitem__)
-    assert target_law(target, (0,), 2) == {(0, 0): 0.125, (0, 1): 0.375, (1, 1): 0.5}
-    stopped = target_law(target, (0,), 2, stop_tokens=frozenset([1]))
-    assert stopped == {(0, 0): 0.125, (0, 1): 0.375, (1,): 0.5}
+    whole = {(0, 0): 0.125, (0, 1): 0.375, (1, 1): 0.5}
+    assert decoding_law(Decoder(target, new_tokens=2), (0,)).target_texts == whole
+    stopping = Decoder(target, new_tokens=2, stop_tokens=frozenset([1]))
+    stopped = {(0, 0): 0.125, (0, 1): 0.375, (1,): 0.5}
+    assert decoding_law(stopping, (0,)).target_texts == stopped
 
 
 def test_a_vocabulary_of_more_than_one_block_is_refused() -> None:

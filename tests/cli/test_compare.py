@@ -117,11 +117,11 @@ def test_one_new_token_leaves_nothing_to_draft(capsys):
         (["--prompt", "a" * 256], "--prompt has 256 characters: kjv-1.6M has room for 256"),
         (["--plot", "plot.txt"], "plot.txt: its suffix must be one of"),
         (["--plot", "nowhere/plot.png"], "there is no folder nowhere"),
-        (["--plot", "/dev/full.png"], "--plot /dev/full.png: lies in the folder of the devices"),
+        (["--plot", "/dev/full.png"], "--plot /dev/full.png: is in the folder of the devices"),
         (["--save", "rounds.txt"], "--save rounds.txt: the name must end in .json or .npz"),
         (["--save", "nowhere/rounds.npz"], "there is no folder nowhere"),
         (["--save", "x" * 300 + ".json"], "xxx.json: the name is too long"),
-        (["--save", "a\0b.json"], "a name of a file holds no NUL character"),
+        (["--save", "a\0b.json"], "the name of a file cannot hold a NUL"),
         (["--save", "folder.json"], "--save folder.json: is a folder, not a file to replace"),
     ],
 )
@@ -170,7 +170,7 @@ def test_results_are_printed_although_a_file_could_not_be_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     plotted = []
-    monkeypatch.setattr(compare, "save_rounds", full)
+    monkeypatch.setattr(compare, "save", full)
     monkeypatch.setattr(experiments, "plot", lambda _, path: plotted.append(path))
     save, plot = str(tmp_path / "a.json"), str(tmp_path / "a.png")
     options = ["--models", "ngram", "--law-runs", "0", "--new-tokens", "2", *form]
@@ -223,12 +223,12 @@ def deep(depth):
         (
             "kind.json",
             b'{"schema": "jaxspec/1", "kind": "snapshot", "content": {}}',
-            "holds 'snapshot', wanted 'rounds'",
+            "holds 'snapshot', wanted",
         ),
         ("hole.json", b'{"schema": "jaxspec/1", "kind": "rounds", "content": [{}]}', "round 0"),
         ("rounds.txt", b"", "a .json or a .npz"),
         ("x" * 300 + ".json", None, "the name is too long"),
-        ("a\0b.json", None, "a name of a file holds no NUL character"),
+        ("a\0b.json", None, "the name of a file cannot hold a NUL"),
         ("two\nlines.json", None, "two lines.json: there is no such file"),
         ("deeper.json", deep(100_000), "nested too deep to be read"),
     ],

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from helpers.toys import DRAFTERS, VOCAB, draft, target
 
+from jaxspec import storage
 from jaxspec.decode import (
     Decoder,
     DecodeState,
@@ -28,7 +29,7 @@ from jaxspec.decode import (
     metrics_of,
     save,
 )
-from jaxspec.storage import RecordError, files
+from jaxspec.storage import RecordError
 
 PROMPT = (0, 2)
 NAMES = ("path by block", "fixed tree")
@@ -118,8 +119,8 @@ STATE_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a request that is a list": (put("request", value=[1]), "request: a list, wanted an object"),
     "no tokens": (drop("tokens"), "'tokens' is missing"),
     "tokens that are words": (put("tokens", value=["a", "b"]), r"tokens\[0\] is 'a', wanted"),
-    "half a token": (add("tokens", value=0.5), r"tokens\[\d\] is 0.5, wanted a whole number"),
-    "a negative token": (add("tokens", value=-1), r"tokens\[\d\] is -1, wanted a whole number"),
+    "half a token": (add("tokens", value=0.5), r"tokens\[\d\] is 0.5, wanted an integer"),
+    "a negative token": (add("tokens", value=-1), r"tokens\[\d\] is -1, wanted an integer"),
     "a token beyond 32 bits": (put("tokens", 0, value=2**31), r"tokens\[0\] is 2147483648"),
     "a token more than was emitted": (add("tokens", value=0), "tokens are . after the prompt"),
     "an empty prompt": (
@@ -134,7 +135,7 @@ STATE_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "a temperature of words": (put("request", "temperature", value="hot"), "wanted a number"),
     "a top_p of 0": (put("request", "top_p", value=0.0), "not valid: top_p is 0.0"),
-    "a depth that is a word": (put("depth", value="2"), "depth is '2', wanted a whole number"),
+    "a depth that is a word": (put("depth", value="2"), "depth is '2', wanted an integer"),
     "no depth": (drop("depth"), "'depth' is missing"),
     "an unknown ending": (put("ending", value="tired"), "ending is 'tired', wanted one of 'none'"),
     "an ending of no state": (put("ending", value="undecided"), "ending is 'undecided'"),
@@ -143,7 +144,7 @@ STATE_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a key word of 33 bits": (put("request", "key_data", value=[1, 2**32]), r"key_data\[1\] is"),
     "a key type that is none": (put("request", "key_type", value="dice"), "one key of type 'dice'"),
     "no key type": (put("request", "key_type", value=None), "key_type is None, wanted a string"),
-    "a field too many": (put("mood", value=1), "a field that is not known here: 'mood'"),
+    "a field too many": (put("mood", value=1), "an unknown field: 'mood'"),
     "rounds that are numbers": (
         put("rounds", value=[1, 2]),
         r"rounds\[0\]: a int, wanted an object",
@@ -228,9 +229,9 @@ ROUND_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "a token outside the vocabulary": (
         put("tree", "tokens", "data", value=[2, 7, 1, 0, 0]),
-        r"tree.tokens\[1\] is 7, wanted a whole number from .* to 2",
+        r"tree.tokens\[1\] is 7, wanted an integer from .* to 2",
     ),
-    "half a token": (put("tree", "tokens", value=[2, 0.5, 1, 0, 0]), "wanted whole numbers"),
+    "half a token": (put("tree", "tokens", value=[2, 0.5, 1, 0, 0]), "wanted 32-bit integers"),
     "no target rows": (drop("target_rows"), "'target_rows' is missing"),
     "target rows of another tree": (
         put("target_rows", value=[[0.5, 0.25, 0.25]] * 4),
@@ -248,7 +249,7 @@ ROUND_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "a position that is a word": (
         put("position", value="3"),
-        "position is '3', wanted a whole number from 0",
+        "position is '3', wanted an integer from 0",
     ),
     "a bonus that is a word": (
         put("bonus", value="false"),
@@ -258,7 +259,7 @@ ROUND_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a draft that is a number": (put("draft", value=3), "draft is 3, wanted a string"),
     "no verdict": (drop("verdict"), "'verdict' is missing"),
     "a verdict without status": (drop("verdict", "status"), "'status' is missing"),
-    "half a token emitted": (put("verdict", "tokens", value=[0.5, 1, 1]), "wanted whole numbers"),
+    "half a token emitted": (put("verdict", "tokens", value=[0.5, 1, 1]), "wanted 32-bit integers"),
     "child slots of another tree": (
         put("tree", "children", value=[[-1] * 20_000]),
         r"tree.children has shape \(1, 20000\)",
@@ -279,9 +280,9 @@ ROUND_CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a draw beyond float32": (put("draws", "final", value=[1e300, 0.5]), r"final\[0\] is 1e\+300"),
     "a path through no node": (
         put("verdict", "path", value=[0, 7, -1]),
-        r"verdict.path\[1\] is 7, wanted a whole number from -1 to 4",
+        r"verdict.path\[1\] is 7, wanted an integer from -1 to 4",
     ),
-    "a field too many": (put("mood", value=1), "holds a field that is not known here: 'mood'"),
+    "a field too many": (put("mood", value=1), "holds an unknown field: 'mood'"),
     "a long word for a rule": (put("rule", value="x" * 10_000), r"rule 'x+\.\.\.x+' is none of"),
     "a verdict of another depth": (put("verdict", "path", value=[0, 1]), r"path has shape \(2,\)"),
     "no draft rows of a path": (put("rule", value="block"), "for single paths"),
@@ -324,7 +325,7 @@ def test_a_file_of_something_else_or_cut_short_is_an_error(tmp_path: Path) -> No
         ("rounds", [[1]], "round 0: a list, wanted an object"),
         *(("decode state", each, "not a whole state: a ") for each in (None, [], "state", 3)),
     ):
-        files.save(tmp_path / "x.json", kind, content)
+        storage.save(tmp_path / "x.json", kind, content)
         with pytest.raises(RecordError, match=message):
             load(tmp_path / "x.json")
 

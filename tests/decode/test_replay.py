@@ -14,8 +14,8 @@ import pytest
 from helpers.toys import DRAFTERS, draft, round_draws, target
 
 import jaxspec as js
+from jaxspec import storage
 from jaxspec.decode import Decoder, RoundRecord, differences, load, replay_round, save
-from jaxspec.storage import files as records
 
 PROMPT = (0, 2)
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
@@ -93,7 +93,7 @@ def saved(tmp_path: Path, rounds: list[RoundRecord]) -> tuple[Path, list[Any]]:
 
 
 def rewrite(file: Path, content: list[Any]) -> None:
-    file.write_text(json.dumps({"schema": records.SCHEMA, "kind": "rounds", "content": content}))
+    file.write_text(json.dumps({"schema": storage.SCHEMA, "kind": "rounds", "content": content}))
 
 
 def rounds_with_a_rejection(name: str) -> tuple[list[RoundRecord], int]:

@@ -156,7 +156,7 @@ def test_both_runs_have_one_target_prompt_key_and_exact_budget_and_one_exact_law
         mine = [done for what, done, total in steps if what == f"decoding: {run.name}"]
         assert len(mine) == run.metrics.rounds
         assert mine[-1] == 7
-    assert found.baseline.decoder["drafter"] == "none"
+    assert found.baseline.decoder["drafter"] == "no draft"
     assert (found.baseline.name, found.speculative.name) == ("plain", "mine")
     assert found.law.test is None
     assert found.law.tv <= 1e-6

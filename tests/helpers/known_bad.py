@@ -1,7 +1,7 @@
 """Every published way to get token, block, sibling or point-mass verification wrong.
 
 Each variant is a plain rule with one line replaced, played where the fault shows, with the exact
-total variation that it must have there. What the field ships wrong is known from issue trackers and
+total variation that it must have there. What is published wrong is known from issue trackers and
 papers; the figures are exact fractions, worked out by enumeration.
 """
 
@@ -26,6 +26,7 @@ from helpers.plain_rules import (
     verdict,
 )
 from jaxspec import audit
+from jaxspec.audit.search import UNITS
 
 
 def one_sample_per_leaf(
@@ -78,7 +79,7 @@ class Variant:
       tv: how far its law must be off there, exactly.
       impossible: mass of rounds that must emit what the target cannot, exactly.
       verify: the faulty verifier.
-      draw: the faulty draft, in the place of the proposal's.
+      draw: the faulty draft, instead of the proposal's.
       num_drafted: the faulty length of the draft, decided by looking at its tokens.
     """
 
@@ -138,7 +139,7 @@ CONTEXTS = next(
 """A path of two, rows by context: V = 3, since the residual of a binary row hides its faults."""
 
 TOKEN, TILE, POINT_MASS, WITH, WITHOUT = (js.RULES[name] for name in PLAIN_RULES)
-UNIT = Fraction(1, audit.law.UNITS)
+UNIT = Fraction(1, UNITS)
 
 
 def _remove_x(now: Now) -> jax.Array:

@@ -52,9 +52,9 @@ def _row(*weights: int) -> list[Fraction]:
 
 
 SINGLE_PATH = Instance(
-    name="contract single path",
-    target={(): _row(1, 3)},
-    draft={(): _row(1, 1)},
+    "contract single path",
+    {(): _row(1, 3)},
+    {(): _row(1, 1)},
     branching=(1,),
     bonus=False,
     expected_accepted={"token": Fraction(3, 4), "block": Fraction(3, 4)},
@@ -62,17 +62,17 @@ SINGLE_PATH = Instance(
 """The contract's binary path: P(token 0) = 1/4, drafted from a fair coin."""
 
 TWO_LEVEL_TREE = Instance(
-    name="contract two-level tree",
-    target={(): _row(1, 3), (0,): _row(4, 1), (1,): _row(2, 3)},
+    "contract two-level tree",
+    {(): _row(1, 3), (0,): _row(4, 1), (1,): _row(2, 3)},
     candidates={(): (0, 1), (0,): (0, 1), (1,): (0, 1)},
     bonus=False,
     expected_accepted={"point_mass": Fraction(2)},
 )
 """The contract's tree: joint law (00, 01, 10, 11) = (2000, 500, 3000, 4500) / 10000."""
 
-_KILL_P = _row(1, 3, 7, 9)
-_KILL_Q = _row(12, 3, 4, 1)
-_CONTEXTS_P = {
+_KILL_P: RowsByContext = {(): _row(1, 3, 7, 9)}
+_KILL_Q: RowsByContext = {(): _row(12, 3, 4, 1)}
+_CONTEXTS_P: RowsByContext = {
     (): _row(1, 3, 8),
     (0,): _row(5, 6, 1),
     (1,): _row(2, 4, 6),
@@ -81,84 +81,68 @@ _CONTEXTS_P = {
     (1, 1): _row(1, 10, 1),
     (2, 0): _row(4, 0, 8),
 }
-_CONTEXTS_Q = {
+_CONTEXTS_Q: RowsByContext = {
     (): _row(6, 4, 2),
     (0,): _row(2, 3, 7),
     (1,): _row(6, 1, 5),
     (2,): _row(1, 9, 2),
 }
 
-PATHS = (
+_PATHS = (
     SINGLE_PATH,
     Instance(
-        name="toy of two",
-        target={(): _row(1, 2)},
-        draft={(): _row(2, 1)},
+        "toy of two",
+        {(): _row(1, 2)},
+        {(): _row(2, 1)},
         branching=(1, 1),
         expected_accepted={"token": Fraction(10, 9), "block": Fraction(11, 9)},
     ),
+    Instance("contexts of three tokens", _CONTEXTS_P, _CONTEXTS_Q, branching=(1, 1)),
+    Instance("kill row", _KILL_P, _KILL_Q, branching=(1,)),
     Instance(
-        name="contexts of three tokens",
-        target=_CONTEXTS_P,
-        draft=_CONTEXTS_Q,
-        branching=(1, 1),
-    ),
-    Instance(name="kill row", target={(): _KILL_P}, draft={(): _KILL_Q}, branching=(1,)),
-    Instance(
-        name="target zeros",
-        target={(): _row(0, 1, 3), (1,): _row(4, 0, 0), (2,): _row(1, 0, 1)},
-        draft={(): _row(2, 1, 1)},
+        "target zeros",
+        {(): _row(0, 1, 3), (1,): _row(4, 0, 0), (2,): _row(1, 0, 1)},
+        {(): _row(2, 1, 1)},
         branching=(1, 1),
     ),
 )
-"""Instances for rules on a single path."""
 
-TREES = (
+_TREES = (
     Instance(
-        name="kill row, two siblings",
-        target={(): _KILL_P},
-        draft={(): _KILL_Q},
+        "kill row, two siblings",
+        _KILL_P,
+        _KILL_Q,
         branching=(2,),
         expected_accepted={
             "with_replacement": Fraction(47, 80),
             "without_replacement": Fraction(107, 160),
         },
     ),
+    Instance("contexts of three tokens, two levels", _CONTEXTS_P, _CONTEXTS_Q, branching=(2, 1)),
     Instance(
-        name="contexts of three tokens, two levels",
-        target=_CONTEXTS_P,
-        draft=_CONTEXTS_Q,
-        branching=(2, 1),
-    ),
-    Instance(
-        name="draft support exhausted",
-        target={(): _row(2, 8, 5, 5)},
-        draft={(): _row(3, 1, 0, 0)},
-        branching=(3,),
+        "draft support exhausted", {(): _row(2, 8, 5, 5)}, {(): _row(3, 1, 0, 0)}, branching=(3,)
     ),
 )
-"""Instances for sampled siblings."""
 
-POINT_MASS_TREES = (
+_POINT_MASS_TREES = (
     TWO_LEVEL_TREE,
     Instance(
-        name="kill row, top two",
-        target={(): _KILL_P},
+        "kill row, top two",
+        _KILL_P,
         candidates={(): (3, 2)},
         expected_accepted={"point_mass": Fraction(4, 5)},
     ),
     Instance(
-        name="contexts of three tokens, uneven tree",
-        target=_CONTEXTS_P,
+        "contexts of three tokens, uneven tree",
+        _CONTEXTS_P,
         candidates={(): (2, 0), (2,): (1, 0), (2, 0): (2,), (0,): (1,)},
     ),
-    Instance(name="no candidates", target={(): _KILL_P}, candidates={}, bonus=False),
+    Instance("no candidates", _KILL_P, candidates={}, bonus=False),
 )
-"""Instances for deterministic candidates."""
 
 
 def instances_for(rule: Rule) -> tuple[Instance, ...]:
-    """Return the instances a rule is proved in."""
+    """Return the instances that a rule is proved in."""
     if rule.proposal is PointMass:
-        return POINT_MASS_TREES
-    return PATHS if rule.is_path else PATHS[1:3] + TREES
+        return _POINT_MASS_TREES
+    return _PATHS if rule.is_path else _PATHS[1:3] + _TREES

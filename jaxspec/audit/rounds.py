@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,45 +74,23 @@ class Outcome:
     verdict: Verdict
 
 
-class Capacity(NamedTuple):
-    """Static sizes of a round: nodes (the root counted), children of a node, depth, vocabulary.
-
-    Tokens added to an instance's vocabulary have probability 0. An instance whose draft runs out of
-    support draws uniformly from all tokens then, so its vocabulary must not be padded.
-    """
-
-    nodes: int
-    children: int
-    depth: int
-    vocab: int
-
-    @classmethod
-    def of(cls, instances: Iterable[Instance]) -> "Capacity":
-        """Return the least capacity that all of the instances fit into."""
-        pairs = [(instance, _layout(instance)) for instance in instances]
-        sizes = [(t.max_nodes, t.max_children, t.max_depth, i.vocab) for i, t in pairs]
-        return cls(*map(max, zip(*sizes, strict=True)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Round:
     """A rule played in an instance, as a function of uniforms.
 
-    All candidates of a tree are drawn, and the verifier reads few of them: below the root, and below
-    those that it reached. The verdict does not depend on the others, so in a lazy world boxes of
-    draws that differ in them alone are one box. With k siblings of V tokens below each of n nodes a
-    search finds some V^k times as many boxes as paths through the tree, not V^(k n). Which
-    candidates were read follows from the verdict's `stop_node`; if a verifier reports it wrongly, the
-    certificate of the search shows misses.
+    All candidates of a tree are drawn, but the verdict depends only on those below the root and below
+    the nodes that the verifier reached. In a lazy world, draws that differ only in the others are one
+    box: with k siblings of V tokens below each of n nodes a search finds some V^k times as many boxes
+    as paths through the tree, not V^(k n). Which candidates were read follows from the verdict's
+    `stop_node`; if a verifier reports it wrongly, the certificate of the search shows misses.
 
     Attributes:
       play: maps (world, float32 [K]) to an `Outcome`; the same object for all instances of a rule.
       world: the instance.
       axes: what each of the K numbers is: "draft 1", ..., "accept 1", ..., "final".
       causal_order: the axes that can matter, in the order in which they first can.
-      lazy_order: as `causal_order`, in the lazy world, where the candidates below a node are drawn
-        when the verifier reaches it; None for point masses, which are not drawn, and if the number
-        of candidates is decided by looking at all of them.
+      lazy_order: the same for the lazy world; None for point masses, which are not drawn, and if the
+        number of candidates is decided by looking at all of them.
     """
 
     play: Callable[[World, jax.Array], Outcome]
@@ -144,24 +122,26 @@ def make_round(
             f"num_drafted is given, rule {rule.name!r} is for point masses: nothing is drawn that a "
             "draft could look at before it stops; leave candidates out of the instance instead"
         )
-    capacity = Capacity.of([instance, *padded_to])
-    tree = _layout(instance, capacity)
-    draft = instance.draft or {(): instance.target[()]}
+    instances = [instance, *padded_to]
+    layouts = [_layout(each) for each in instances]
+    depth, vocab = max(t.max_depth for t in layouts), max(each.vocab for each in instances)
+    nodes, children = max(t.max_nodes for t in layouts), max(t.max_children for t in layouts)
+    tree = _layout(instance, max_nodes=nodes, max_children=children, max_depth=depth)
     world = World(
         tree=tree,
-        target=_table(instance.target, capacity, dtype),
-        draft=_table(draft, capacity, dtype),
+        target=_table(instance.target, vocab, depth, dtype),
+        draft=_table(instance.draft or instance.target, vocab, depth, dtype),
         bonus=jnp.asarray(instance.bonus),
         looked_at=jnp.asarray(_looked_at(tree, deepest_first=tests_deepest_first)),
         lazy=jnp.bool_(False),
     )
-    names = range(1, capacity.nodes)
+    names = range(1, nodes)
     axes = tuple(f"draft {n}" for n in names) if is_sampled else ()
     axes += (*(f"accept {n}" for n in names), "final")
     tested = causal_nodes(tree, deepest_first=tests_deepest_first)
     order = [f"draft {n}" for n in range(1, int(tree.num_nodes))] if is_sampled else []
     order += [*(f"accept {n}" for n in tested), "final"]
-    lazy = [*_as_looked_at(tree, deepest_first=tests_deepest_first), "final"]
+    lazy = [*_lazy_axes(tree, deepest_first=tests_deepest_first), "final"]
     return Round(
         play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted, rows),
         world=world,
@@ -226,8 +206,8 @@ def draws_of(accept: jax.Array, final: jax.Array) -> Draws:
     return Draws(accept=jnp.concatenate([zero, accept]), final=jnp.concatenate([zero, final]))
 
 
-def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
-    """Lay the tree of an instance out, level by level, padded to a capacity."""
+def _layout(instance: Instance, **sizes: int) -> Tree:
+    """Lay the tree of an instance out, level by level, padded to sizes."""
     parents, tokens = [-1], [-1]
     if instance.candidates is None:
         level = [0]
@@ -242,8 +222,6 @@ def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
                 contexts.append((*context, token))
                 parents.append(node)
                 tokens.append(token)
-    names = ("max_nodes", "max_children", "max_depth")
-    sizes = dict(zip(names, capacity, strict=False)) if capacity else {}
     return make_tree(tokens, parents, distinct_siblings=instance.candidates is not None, **sizes)
 
 
@@ -260,14 +238,14 @@ def _first_candidates(tree: Tree, count: jax.Array) -> Tree:
     )
 
 
-def _table(rows: RowsByContext, capacity: Capacity, dtype: DTypeLike) -> jax.Array:
+def _table(rows: RowsByContext, vocab: int, depth: int, dtype: DTypeLike) -> jax.Array:
     """Lay rows out by context, tokens beyond the instance's vocabulary with probability 0."""
     missing = rows[()]
     contexts = itertools.chain.from_iterable(
-        itertools.product(range(capacity.vocab), repeat=n) for n in range(capacity.depth + 1)
+        itertools.product(range(vocab), repeat=n) for n in range(depth + 1)
     )
     table = [[float(Fraction(x)) for x in rows.get(context, missing)] for context in contexts]
-    padding = ((0, 0), (0, capacity.vocab - len(missing)))
+    padding = ((0, 0), (0, vocab - len(missing)))
     # Rounded once, from the exact value to the type that the rows are stored in.
     return jnp.asarray(np.pad(np.array(table, np.float64), padding).astype(np.dtype(dtype)))
 
@@ -277,21 +255,22 @@ def _table(rows: RowsByContext, capacity: Capacity, dtype: DTypeLike) -> jax.Arr
 
 def causal_nodes(tree: Tree, *, deepest_first: bool) -> list[int]:
     """List the nodes below the root in the order in which their accept draws can first matter."""
+    return [node for node, is_tested in _steps(tree, deepest_first) if is_tested]
+
+
+def _steps(tree: Tree, deepest_first: bool) -> list[tuple[int, bool]]:
+    """List what a walk does: (node, False) reads the children of a node, (node, True) tests it."""
+    children = {node: row[row >= 0].tolist() for node, row in enumerate(np.asarray(tree.children))}
     if not deepest_first:
-        return list(range(1, int(tree.num_nodes)))
-    return [node for node, is_tested in _tour(tree) if is_tested and node]
-
-
-def _tour(tree: Tree) -> list[tuple[int, bool]]:
-    """List (node, whether it is tested) as a walk that tests the deepest first reaches them.
-
-    Each node is listed twice: when it is entered, and its children read, and when it is tested.
-    """
-    children = np.asarray(tree.children)
+        return [
+            step
+            for node in range(int(tree.num_nodes))
+            for step in ((node, False), *((child, True) for child in children[node]))
+        ]
 
     def below(node: int) -> list[tuple[int, bool]]:
-        inside = [step for child in children[node][children[node] >= 0] for step in below(child)]
-        return [(int(node), False), *inside, (int(node), True)]
+        inside = [step for child in children[node] for step in (*below(child), (child, True))]
+        return [(node, False), *inside]
 
     return below(0)
 
@@ -299,33 +278,28 @@ def _tour(tree: Tree) -> list[tuple[int, bool]]:
 def _looked_at(tree: Tree, *, deepest_first: bool) -> np.ndarray:
     """Return which candidates a verifier that stopped at each node has read, bool [N, N].
 
-    These are the candidates below the nodes that it reached: from the root on those of the path, or
-    all that are entered before the last test if the deepest are tested first.
+    The nodes above them are those of the path, or if the deepest are tested first all that the walk
+    came to before its last test.
     """
     parents = np.asarray(tree.parents)
+    reached = np.asarray(ancestor_mask(tree))
     if deepest_first:
-        clock = {step: time for time, step in enumerate(_tour(tree))}
-        times = [
-            [clock.get((n, end), len(clock)) for n in range(tree.max_nodes)]
-            for end in (False, True)
-        ]
-        entered, tested = np.array(times)
-        came_to = entered[None] < tested[:, None]
-    else:
-        came_to = np.asarray(ancestor_mask(tree))
-    return came_to[:, parents] & (parents >= 0)
+        clock = {step: time for time, step in enumerate(_steps(tree, True))}
+        nodes, never = range(tree.max_nodes), len(clock)
+        read, tested = ([clock.get((n, end), never) for n in nodes] for end in (False, True))
+        reached = np.array(read)[None] < np.array(tested)[:, None]
+    return reached[:, parents] & (parents >= 0)
 
 
-def _as_looked_at(tree: Tree, *, deepest_first: bool) -> list[str]:
-    """List the draft and accept axes as a verifier that draws siblings when it needs them would."""
-    children = np.asarray(tree.children)
-    steps = _tour(tree) if deepest_first else [(n, False) for n in range(int(tree.num_nodes))]
-    axes = []
-    for node, is_tested in steps:
-        below = children[node][children[node] >= 0].tolist()
-        if not is_tested:
-            axes += [f"draft {child}" for child in below]
-            axes += [f"accept {child}" for child in below if not deepest_first]
-        elif node:
-            axes.append(f"accept {node}")
-    return axes
+def _lazy_axes(tree: Tree, *, deepest_first: bool) -> list[str]:
+    """List the draft and accept axes for a draft that draws siblings when the verifier reads them."""
+    parents = np.asarray(tree.parents)
+    return [
+        axis
+        for node, is_tested in _steps(tree, deepest_first)
+        for axis in (
+            [f"accept {node}"]
+            if is_tested
+            else [f"draft {child}" for child in np.flatnonzero(parents == node)]
+        )
+    ]

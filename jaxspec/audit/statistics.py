@@ -6,8 +6,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-LEAST_EXPECTED = 5.0
-"""Outcomes expected fewer times than this are pooled."""
+_LEAST_EXPECTED = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +39,10 @@ def g_test(
 ) -> GTest:
     """Test whether two samples of counts have one law.
 
-    Outcomes expected fewer than `LEAST_EXPECTED` times in either sample are pooled, together with
-    the next rarest if need be. Without Williams' correction false alarms at level 1e-3 would be up
-    to twice as frequent as stated.
-
-    The stated power holds for any alternative: a difference d of total variation t has
-    sum d^2 / p >= (2 t)^2, so the noncentrality is at least 4 t^2 n m / (n + m).
+    Outcomes expected fewer than 5 times in either sample are pooled, together with the next rarest
+    if need be. Without Williams' correction false alarms at level 1e-3 would be up to twice as
+    frequent as stated. The stated power holds for any alternative: a difference d of total variation
+    t has sum d^2 / p >= (2 t)^2, so the noncentrality is at least 4 t^2 n m / (n + m).
 
     Args:
       first: int [K], counts of outcomes.
@@ -82,28 +79,18 @@ def g_test(
     expected = np.array([[n], [m]]) * totals / (n + m)
     spread = ((n + m) * (1 / n + 1 / m) - 1) * ((n + m) * np.sum(1 / totals) - 1)
     correction = 1 + float(spread) / (6 * (n + m) * max(degrees, 1))
-    return _test(pooled, expected, degrees, correction, (n, m), n * m / (n + m), level, power)
+    return _test(pooled, expected, correction, (n, m), level, power)
 
 
 def fit_test(
     counts: ArrayLike, law: ArrayLike, *, level: float = 1e-3, power: float = 0.9
 ) -> GTest:
-    """Test whether a sample has a law that is known exactly; as `g_test` in all else.
+    """Test whether a sample has a law that is known exactly, float [K]; otherwise as `g_test`.
 
     An outcome that the law excludes and the sample has decides it: G is infinite and p is 0.
 
-    Args:
-      counts: int [K], counts of outcomes.
-      law: float [K], their probabilities.
-      level: probability of a false alarm to state the power at, in (0, 1).
-      power: probability of detection to state it for, in (0, 1), above `level`.
-
-    Returns:
-      The `GTest`.
-
     Raises:
-      ValueError: the counts are not integers, negative, or all 0; the law is not one of as many
-        outcomes; or the level or the power is out of range.
+      ValueError: as `g_test`, or the law is not one of as many outcomes.
 
     >>> test = fit_test([60, 40], [0.5, 0.5])
     >>> round(test.statistic, 3), round(test.p_value, 4)
@@ -122,7 +109,7 @@ def fit_test(
     observed, shares = _pool(np.stack([seen, exact]), size * exact)
     degrees = len(shares) - 1
     correction = 1 + (float(np.sum(1 / shares)) - 1) / (6 * size * max(degrees, 1))
-    return _test(observed, size * shares, degrees, correction, (size, 0), size, level, power)
+    return _test(observed, size * shares, correction, (size, 0), level, power)
 
 
 def _counts(name: str, counts: ArrayLike) -> np.ndarray:
@@ -145,8 +132,8 @@ def _check_power(level: float, power: float) -> None:
 
 def _pool(columns: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Add up the rarest outcomes, listed first, until each is expected often enough."""
-    rare = int(np.sum(expected < LEAST_EXPECTED))
-    while 0 < rare < len(expected) and expected[:rare].sum() < LEAST_EXPECTED:
+    rare = int(np.sum(expected < _LEAST_EXPECTED))
+    while 0 < rare < len(expected) and expected[:rare].sum() < _LEAST_EXPECTED:
         rare += 1
     pool = columns[:, :rare].sum(axis=1, keepdims=True)
     return np.concatenate([pool, columns[:, rare:]], axis=1) if rare else columns
@@ -155,28 +142,21 @@ def _pool(columns: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def _test(
     observed: np.ndarray,
     expected: np.ndarray,
-    degrees: int,
     correction: float,
     sizes: tuple[int, int],
-    effective_size: float,
     level: float,
     power: float,
 ) -> GTest:
     from scipy import special  # half a second to import
 
+    degrees = observed.shape[-1] - 1
     if degrees < 1:
         return GTest(0.0, 0, 1.0, sizes, None, level, power)
     ratios = np.log(np.where(observed > 0, observed, 1) / np.where(observed > 0, expected, 1))
     statistic = max(0.0, float(2 * np.sum(observed * ratios))) / correction
-    threshold = special.chdtri(degrees, level)
-    noncentrality = float(special.chndtrinc(threshold, degrees, 1 - power))
-    detectable = math.sqrt(noncentrality / (4 * effective_size))
-    return GTest(
-        statistic=statistic,
-        degrees=degrees,
-        p_value=float(special.chdtrc(degrees, statistic)),
-        sizes=sizes,
-        detectable=detectable if detectable <= 1 else None,
-        level=level,
-        power=power,
-    )
+    # The noncentrality at which chi-squared exceeds its `level` quantile with probability `power`.
+    noncentrality = float(special.chndtrinc(special.chdtri(degrees, level), degrees, 1 - power))
+    (n, m), tail = sizes, float(special.chdtrc(degrees, statistic))
+    distance = math.sqrt(noncentrality / (4 * (n * m / (n + m) if m else n)))
+    detectable = distance if distance <= 1 else None
+    return GTest(statistic, degrees, tail, sizes, detectable, level, power)

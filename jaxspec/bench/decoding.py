@@ -27,6 +27,7 @@ from jaxspec.decode import (
     Ending,
 )
 from jaxspec.draft import BestFirstTree, Drafter, FixedTree, Lookup, NGramTree, SampledPath
+from jaxspec.models.llama import in_panels
 from jaxspec.models.load.smollm2 import STOP_TOKENS
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Softmax
@@ -184,7 +185,7 @@ def measure_pair(
       seed: random seed.
     """
     target, draft = models.bundled_pair()
-    target = models.in_panels(target)
+    target = in_panels(target)
     ngram, _ = models.bundled_ngrams()
     keys = jax.random.split(jax.random.key(seed), repeats)
     prompts = list(itertools.islice(itertools.cycle(_pair_prompts(target)), repeats))

@@ -41,9 +41,10 @@ from jaxspec.decode.metrics import chances_of
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.experiments.plots import assert_plottable
 from jaxspec.experiments.report import cells, plain
-from jaxspec.models import bundled_pair, bundled_providers, bundled_text, encode, split_text
-from jaxspec.models import decode as text_of
+from jaxspec.models import bundled_pair, bundled_providers, bundled_text, split_text
 from jaxspec.models.provider import Context, Provider
+from jaxspec.models.text import decode as text_of
+from jaxspec.models.text import encode
 
 NEW_TOKENS = 180
 SHOWN = 250

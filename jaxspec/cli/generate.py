@@ -32,6 +32,7 @@ from jaxspec.cli.terminal import (
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
+from jaxspec.models.llama import in_panels
 from jaxspec.models.network import LanguageModel
 from jaxspec.verify import Status
 
@@ -234,7 +235,7 @@ def room(args: argparse.Namespace, target: LanguageModel, prompt: int) -> int:
 def load_target(name: str) -> LanguageModel:
     """Load the model that `--model` names."""
     if name == "pair":
-        return models.in_panels(models.bundled_pair()[0])
+        return in_panels(models.bundled_pair()[0])
     return models.load_smollm2() if name == "smollm2" else load_directory("--model", name)
 
 

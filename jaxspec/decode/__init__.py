@@ -3,13 +3,12 @@
 from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import Ending
 from jaxspec.decode.compiled import CompiledDecoder
-from jaxspec.decode.compiled_state import BatchState, DecodedText, Source
 from jaxspec.decode.files import load, save
 from jaxspec.decode.host import DecodeError, Decoder
 from jaxspec.decode.metrics import Metrics, Rate, metrics_of
 from jaxspec.decode.request import Options, Request
 from jaxspec.decode.rounds import Difference, RoundRecord, differences, replay_round
-from jaxspec.decode.state import DecodeState
+from jaxspec.decode.state import BatchState, DecodedText, DecodeState, Source
 from jaxspec.decode.target import CallableTarget, Scores, Target, as_target, node_contexts
 
 __all__ = (

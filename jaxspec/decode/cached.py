@@ -29,9 +29,9 @@ class CachedNetwork(Target):
     """A network that scores each tree with one forward, or one context at a time as a provider.
 
     It remembers the text in its cache, in whole chunks. Asked about another text, it feeds the
-    chunks that differ, and the rest of the text together with the tree. A row is therefore a function
-    of the text and the tree alone, to the last bit, whatever was asked before; rows of one context in
-    two trees, or from `provider`, agree up to rounding (about 1e-5). It serves one thread.
+    chunks that differ, and the rest of the text together with the tree. So a row depends on the text
+    and the tree alone, to the last bit, whatever was asked before; rows of one context in two trees,
+    or from `provider`, agree up to rounding (about 1e-5). It serves one thread.
 
     Attributes:
       model: the network.
@@ -79,36 +79,18 @@ class CachedNetwork(Target):
                 )
         if transform is not None:
             assert_kind("transform", transform, Softmax, "a Softmax(temperature), or None")
-        self.model = model
+        self.model, self.name, self.vocab = model, model.name, model.vocab
         self.slots = int(slots)
+        most = model.max_context
+        self.max_context = self.slots if most is None else min(self.slots, most)
         self.transform = Softmax() if transform is None else transform
         self.chunk = int(chunk)
         self.forwards = 0
         self._held: Context = ()  # entry i is the token in slot i
         self._cache: Cache | None = None
 
-    @property
-    def name(self) -> str:
-        """The network's."""
-        return self.model.name
-
-    @property
-    def vocab(self) -> int:
-        """The network's."""
-        return self.model.vocab
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of a context: the slots, or the network's own limit."""
-        most = self.model.max_context
-        return self.slots if most is None else min(self.slots, most)
-
     def provider(self, name: str | None = None) -> Provider:
-        """Return the network as a model that is asked about one context at a time.
-
-        Args:
-          name: its id in records, default the network's.
-        """
+        """Return the network as a provider, of its name unless another is given."""
         return Provider(
             name=self.name if name is None else name,
             vocab=self.vocab,
@@ -123,12 +105,7 @@ class CachedNetwork(Target):
 
     @moves_data
     def logits_after(self, context: Context) -> np.ndarray:
-        """Return the logits float32 [V] after a context.
-
-        Raises:
-          CacheError: it is longer than the cache or the network's `max_context`.
-          ValueError: it is empty, or holds something that is not a token of the vocabulary.
-        """
+        """Return the logits float32 [V] after a context; raises as `rows`."""
         context = check_context(self.name, self.vocab, context)
         self._assert_fits(len(context), 1, 0)
         start = self._feed(context)
@@ -143,8 +120,6 @@ class CachedNetwork(Target):
         Raises:
           CacheError: context and tree are longer than the cache or the network's `max_context`, or
             there are siblings and the network takes no trees. Nothing was fed.
-          ValueError: the context or the tree does not fit the model or each other. Nothing was fed.
-          RowError: the network gave NaN.
         """
         contexts, nodes = self.nodes_to_score(tree, context, bonus=bonus)
         before = self.forwards

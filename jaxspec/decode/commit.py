@@ -1,9 +1,8 @@
 """What both loops decide about a round: how deep to draft, what to keep of a verdict, how it ends.
 
 The compiled loop runs these functions over its batch inside its program, the host loop jitted: the
-same request gives the same text.
-
-In the shape descriptions D denotes the greatest depth, K the stop tokens there is room for.
+same request gives the same text. In the shape descriptions D denotes the greatest depth, K the room
+for stop tokens.
 """
 
 import enum
@@ -24,13 +23,13 @@ class Ending(enum.IntEnum):
     NONE = 0
     """It goes on."""
     BUDGET = 1
-    """The budget of new tokens is spent."""
+    """All new tokens that were requested are emitted."""
     STOP = 2
     """A stop token was emitted."""
     CAPACITY = 3
     """There was no room for more tokens."""
     UNDECIDED = 4
-    """A round decided on no token: a row or a draw was bad, see `status`. (An error on the host.)"""
+    """A round decided on no token: a row or a draw was bad, see `status`. An error on the host."""
 
 
 @struct
@@ -66,13 +65,9 @@ def depth_to_draft(
 
 
 def levels_within(max_context: int | None, length: jax.Array) -> jax.Array:
-    """Return how many levels a draft of limited context has room for, int32 [...].
+    """Return how many levels a draft with room for `max_context` tokens can draft, int32 [...].
 
-    The first level is drafted after the text, each further one after a token more.
-
-    Args:
-      max_context: most tokens that the draft can be asked about; None for no limit.
-      length: int32 [...], tokens of the text.
+    The first level is drafted after the text, int32 [...] tokens long, each further one a token later.
     """
     if max_context is None:
         return jnp.full_like(length, UNLIMITED)
@@ -88,7 +83,7 @@ def proposed_depth(level_sizes: jax.Array) -> jax.Array:
 def commit(
     verdict: Verdict, room: jax.Array, is_budget: jax.Array, stop_tokens: jax.Array
 ) -> Commit:
-    """Decide what is kept of a verdict: its tokens up to a stop token.
+    """Decide what is kept of a sequence's verdict: its tokens up to a stop token.
 
     Args:
       verdict: of one sequence.

@@ -27,8 +27,8 @@ from jaxspec.decode.commit import (
     levels_within,
     proposed_depth,
 )
-from jaxspec.decode.compiled_state import BatchState, DecodedText, Source
 from jaxspec.decode.request import Options, arrays_of, requests_of
+from jaxspec.decode.state import BatchState, DecodedText, Source
 from jaxspec.draft import Drafter, NoDraft, View, propose_compiled
 from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
@@ -89,13 +89,11 @@ class CompiledDecoder:
         assert_bool("bonus", self.bonus)
         wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
         assert_function("draws", self.draws, wanted)
-        draft = self.drafter.model
-        if draft is not None:
-            assert_language_model("the drafter's model", draft)
-            assert isinstance(draft, LanguageModel)
-            assert_same_tokens(self.target, draft)
+        if self.drafter.model is not None:
+            assert_language_model("the drafter's model", self.drafter.model)
         for model in (self.target, self._draft):
             if model is not None:
+                assert_same_tokens(self.target, model)
                 model.assert_rolls_back()
                 if not self.drafter.capacity.is_path:
                     model.assert_takes_trees()
@@ -130,7 +128,7 @@ class CompiledDecoder:
           ValueError: naming the sequence, the argument and its value.
         """
         vocab, most = self.target.vocab, self.max_context
-        requests = requests_of(prompts, keys, vocab=vocab, max_context=most, options=options)
+        requests = requests_of(prompts, keys, options, vocab=vocab, max_context=most)
         sizes = {"slots": self.slots, "max_stop_tokens": self.max_stop_tokens}
         given = arrays_of(requests, vocab=vocab, max_context=most, **sizes)
         batch, draft = len(requests), self._draft_network(len(requests))

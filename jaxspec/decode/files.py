@@ -6,10 +6,11 @@ read.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,7 +20,7 @@ from jaxspec.decode.commit import Ending
 from jaxspec.decode.request import validated
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
-from jaxspec.draws import draws_from_record, draws_to_record
+from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
 from jaxspec.proposals import PointMass, assert_proposal, propose
 from jaxspec.storage import INT32, Place, Range, RecordError, StoredArray, shortened, shown
 from jaxspec.transfers import moves_data
@@ -29,16 +30,11 @@ from jaxspec.verify import RULES, Rule, Verdict
 STATE, ROUNDS = "decode state", "rounds"
 """Kinds of record."""
 
-MOST_NODES = 1 << 14
-"""Nodes of a tree, its levels, and child slots of a node, in a file."""
+MOST_NODES, MOST_SLOTS, MOST_VOCAB, MOST_KEY_WORDS = 1 << 14, 1 << 22, 1 << 24, 16
+"""In a file: nodes of a tree, its levels, and child slots of a node; child slots of all nodes; entries
+of a row; words of a key."""
 
-MOST_SLOTS = 1 << 22
-"""Child slots of all nodes of a tree in a file."""
-
-MOST_VOCAB = 1 << 24
-"""Entries of a row in a file."""
-
-_MOST_KEY_WORDS = 16
+Arrays = dict[str, StoredArray]
 
 
 def save(path: str | Path, thing: DecodeState | Sequence[RoundRecord]) -> None:
@@ -49,8 +45,8 @@ def save(path: str | Path, thing: DecodeState | Sequence[RoundRecord]) -> None:
       OSError: the file cannot be written.
     """
     if isinstance(thing, DecodeState):
-        state = {**dataclasses.asdict(thing), "ending": thing.ending.name.lower()}
-        storage.save(path, STATE, state)
+        content = {**dataclasses.asdict(thing), "ending": thing.ending.name.lower()}
+        storage.save(path, STATE, content)
         return
     for number, each in enumerate(thing):
         nodes, slots = each.proposal.tree.children.shape
@@ -71,11 +67,11 @@ def load(path: str | Path) -> DecodeState | list[RoundRecord]:
       OSError: the file cannot be read.
     """
     kind = storage.kind_of(path)
-    if kind == STATE:
-        return _state_of(storage.load(path, STATE), Place(f"{path}: not a whole state"))
-    if kind != ROUNDS:
+    if kind not in (STATE, ROUNDS):
         raise RecordError(f"{path}: holds {shown(kind)}, wanted {STATE!r} or {ROUNDS!r}")
-    content = storage.load(path, ROUNDS)
+    content = storage.load(path, kind)
+    if kind == STATE:
+        return _state_of(content, Place(f"{path}: not a whole state"))
     if not isinstance(content, list):
         raise RecordError(f"{path}: rounds must be a list")
     return [_round_of(each, Place(f"{path}: round {n}")) for n, each in enumerate(content)]
@@ -85,23 +81,24 @@ def load(path: str | Path) -> DecodeState | list[RoundRecord]:
 
 
 def _state_of(plain: Any, place: Place) -> DecodeState:
-    """Build a state that a decode can have got to."""
+    """Build a state that a decode can have reached."""
     state = storage.read(DecodeState, plain, place)
-    request, at = state.request, place.field("request")
+    request, tokens, at = state.request, place.field("tokens"), place.field("request")
     try:
-        is_key = len(request.key_data) <= _MOST_KEY_WORDS and request.key.shape == ()
-    except Exception:  # a type of keys that is not known, or words that it does not take
+        is_key = len(request.key_data) <= MOST_KEY_WORDS and request.key.shape == ()
+    except Exception:  # an unknown type of keys, or words that it does not take
         is_key = False
     if not is_key:
-        words = f"{len(request.key_data)} words"
-        kind = shown(request.key_type)
-        raise at.field("key_data").error(f"has {words}: they are not one key of type {kind}")
+        raise at.field("key_data").error(
+            f"has {len(request.key_data)} words: they are not one key of type "
+            f"{shown(request.key_type)}"
+        )
     try:
         validated("", **dataclasses.asdict(request), vocab=2**31)
     except ValueError as error:
         raise at.error(f"is not valid: {shortened(str(error))}") from error
     if state.tokens[: state.prompt_length] != request.prompt:
-        raise place.field("tokens").error("do not begin with the prompt")
+        raise tokens.error("do not begin with the prompt")
     position = state.prompt_length - 1
     for number, each in enumerate(state.rounds):
         at = place.field("rounds").item(number)
@@ -110,10 +107,9 @@ def _state_of(plain: Any, place: Place) -> DecodeState:
             raise at.field("position").error(f"is {each.position}, and its root is at {position}")
         position += each.num_emitted
     if position != len(state.tokens) - 1:
-        raise place.field("tokens").error(
-            f"are {len(state.new_tokens)} after the prompt, and the rounds emitted "
-            f"{position + 1 - state.prompt_length}"
-        )
+        emitted = position + 1 - state.prompt_length
+        given = len(state.new_tokens)
+        raise tokens.error(f"are {given} after the prompt, and the rounds emitted {emitted}")
     _check_ending(state, place)
     return state
 
@@ -139,11 +135,10 @@ def _check_summary(summary: RoundSummary, place: Place) -> None:
 def _check_ending(state: DecodeState, place: Place) -> None:
     """Reject an ending that the limits contradict: the text would go on past it, or end early."""
     name = state.ending.name.lower()
-    limits = {
-        Ending.BUDGET: (len(state.new_tokens), state.request.new_tokens),
-        Ending.CAPACITY: (len(state.tokens), state.decoder.get("max_context")),
-    }
-    for ending, (count, limit) in limits.items():
+    for ending, count, limit in (
+        (Ending.BUDGET, len(state.new_tokens), state.request.new_tokens),
+        (Ending.CAPACITY, len(state.tokens), state.decoder.get("max_context")),
+    ):
         if not isinstance(limit, int):
             continue
         if count > limit or (count == limit and state.ending == Ending.NONE):
@@ -162,34 +157,31 @@ def _check_ending(state: DecodeState, place: Place) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _StoredRound:
-    """A round as it is on file."""
+    """A round in a file."""
 
     position: storage.Token
     rule: str
     target: str
     draft: str | None
     bonus: bool
-    draws: dict[str, StoredArray]
-    tree: dict[str, StoredArray]
+    draws: Arrays
+    tree: Arrays
     draft_rows: StoredArray | None
     target_rows: StoredArray
-    verdict: dict[str, StoredArray]
+    verdict: Arrays
 
 
 def _round_to_plain(record: RoundRecord) -> dict[str, Any]:
-    rows = record.proposal.draft_rows
-    arrays = {
-        name: {f.name: np.asarray(getattr(struct, f.name)) for f in dataclasses.fields(struct)}
-        for name, struct in (("tree", record.proposal.tree), ("verdict", record.verdict))
-    }
+    rows, tree, verdict = record.proposal.draft_rows, record.proposal.tree, record.verdict
     return {
         **{
             name: getattr(record, name) for name in ("position", "rule", "target", "draft", "bonus")
         },
         "draws": draws_to_record(record.draws),
+        "tree": {name: np.asarray(getattr(tree, name)) for name in _names(Tree)},
         "draft_rows": None if rows is None else np.asarray(rows),
         "target_rows": np.asarray(record.target_rows),
-        **arrays,
+        "verdict": {name: np.asarray(getattr(verdict, name)) for name in _names(Verdict)},
     }
 
 
@@ -198,27 +190,17 @@ def _round_of(plain: Any, place: Place) -> RoundRecord:
     rule = RULES.get(stored.rule)
     if rule is None:
         raise place.error(f"rule {shown(stored.rule)} is none of {', '.join(RULES)}")
-    in_tree, in_draws, in_rows = map(place.field, ("tree", "draws", "target_rows"))
-    nodes, slots, levels = _capacity(stored.tree, rule, in_tree)
+    nodes, slots, levels = _capacity(stored.tree, rule, place.field("tree"))
+    in_rows = place.field("target_rows")
     _, vocab = storage.axes_of(stored.target_rows, (MOST_NODES, MOST_VOCAB), in_rows)
     target_rows = storage.numbers(stored.target_rows, (nodes, vocab), in_rows)
-    shapes = {"draft": (nodes, 2), "accept": (nodes,), "final": (2,)}
-    _assert_fields(shapes, stored.draws, in_draws)
-    for name, shape in shapes.items():
-        storage.assert_shape(stored.draws[name], shape, in_draws.field(name))
-    try:
-        with np.errstate(over="ignore"):  # a draw beyond float32 is an error with its place
-            draws = draws_from_record({name: stored.draws[name].read() for name in shapes})
-    except DrawError as error:
-        raise in_draws.error(f"are none: {error}") from error
-    tree = _tree_of(stored.tree, rule, (nodes, slots, levels), vocab, in_tree)
-    verdict = _integers(
-        Verdict,
-        stored.verdict,
-        {"tokens": (levels,), "path": (levels,)},
-        place.field("verdict"),
-        {"path": Range(NONE, nodes - 1)},  # it names nodes; the other numbers are only compared
-    )
+    shapes: dict[str, tuple[int, ...]] = {"tokens": (levels,), "path": (levels,)}
+    shapes |= dict.fromkeys({*_names(Verdict)} - {*shapes}, ())
+    # The path names nodes; the other numbers are only compared.
+    ranges = {"path": Range(NONE, nodes - 1)}
+    verdict = _integers(stored.verdict, shapes, ranges, place.field("verdict"))
+    draws = _draws_of(stored.draws, nodes, place.field("draws"))
+    tree = _tree_of(stored.tree, rule, (nodes, slots, levels), vocab, place.field("tree"))
     draft_rows = _draft_rows_of(stored.draft_rows, rule, (nodes, vocab), place.field("draft_rows"))
     proposal = propose(rule.proposal, tree, draft_rows)
     try:
@@ -238,37 +220,36 @@ def _round_of(plain: Any, place: Place) -> RoundRecord:
     )
 
 
-def _assert_fields(names: Any, stored: dict[str, StoredArray], place: Place) -> None:
+def _names(struct: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(struct)]
+
+
+def _assert_fields(stored: Arrays, names: Iterable[str], place: Place) -> None:
     for name in names:
         if name not in stored:
             raise place.missing(name)
 
 
 def _integers(
-    cls: type,
-    stored: dict[str, StoredArray],
+    stored: Arrays,
     shapes: dict[str, tuple[int, ...]],
-    place: Place,
     ranges: dict[str, Range],
+    place: Place,
 ) -> dict[str, np.ndarray]:
-    """Read the fields of a struct of int32 arrays; scalars where no shape is given."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    _assert_fields(names, stored, place)
+    """Read int32 arrays of known shapes."""
+    _assert_fields(stored, shapes, place)
     return {
-        name: storage.numbers(
-            stored[name], shapes.get(name, ()), place.field(name), ranges.get(name, INT32)
-        )
-        for name in names
+        name: storage.numbers(stored[name], shape, place.field(name), ranges.get(name, INT32))
+        for name, shape in shapes.items()
     }
 
 
-def _capacity(tree: dict[str, StoredArray], rule: Rule, place: Place) -> tuple[int, int, int]:
+def _capacity(tree: Arrays, rule: Rule, place: Place) -> tuple[int, int, int]:
     """Return the nodes, child slots and levels that a tree declares to have room for."""
-    _assert_fields([field.name for field in dataclasses.fields(Tree)], tree, place)
+    _assert_fields(tree, _names(Tree), place)
     (nodes,) = storage.axes_of(tree["tokens"], (MOST_NODES,), place.field("tokens"))
     _, slots = storage.axes_of(tree["children"], (nodes, MOST_NODES), place.field("children"))
     (levels,) = storage.axes_of(tree["level_sizes"], (MOST_NODES,), place.field("level_sizes"))
-    storage.assert_shape(tree["children"], (nodes, slots), place.field("children"))
     if nodes * slots > MOST_SLOTS:
         raise place.error(
             f"has {nodes} nodes of {slots} child slots: more than {MOST_SLOTS} in all"
@@ -282,21 +263,13 @@ def _capacity(tree: dict[str, StoredArray], rule: Rule, place: Place) -> tuple[i
 
 
 def _tree_of(
-    stored: dict[str, StoredArray],
-    rule: Rule,
-    capacity: tuple[int, int, int],
-    vocab: int,
-    place: Place,
+    stored: Arrays, rule: Rule, capacity: tuple[int, int, int], vocab: int, place: Place
 ) -> Tree:
     """Build a tree from tokens and parents: a walk over child slots as stored need not end."""
     nodes, slots, levels = capacity
-    shapes = {
-        "tokens": (nodes,),
-        "parents": (nodes,),
-        "children": (nodes, slots),
-        "level_sizes": (levels,),
-    }
-    arrays = _integers(Tree, stored, shapes, place, {"tokens": Range(-(2**31), vocab - 1)})
+    shapes = {"tokens": (nodes,), "parents": (nodes,), "children": (nodes, slots)}
+    shapes["level_sizes"] = (levels,)
+    arrays = _integers(stored, shapes, {"tokens": Range(INT32.least, vocab - 1)}, place)
     count = int(arrays["level_sizes"].sum(dtype=np.int64))
     if not 1 <= count <= nodes:
         raise place.field("level_sizes").error(f"count {count} nodes, wanted 1 to {nodes}")
@@ -310,16 +283,28 @@ def _tree_of(
             distinct_siblings=rule.proposal.distinct_siblings,
         )
     except TreeError as error:
-        raise place.error(f"is none: {error}") from error
+        raise place.error(f"is not one: {error}") from error
     for name, value in arrays.items():
         if not np.array_equal(value, getattr(tree, name)):
             raise place.field(name).error("do not follow from the tokens and parents")
     return tree
 
 
+def _draws_of(stored: Arrays, nodes: int, place: Place) -> RoundDraws:
+    shapes = {"draft": (nodes, 2), "accept": (nodes,), "final": (2,)}
+    _assert_fields(stored, shapes, place)
+    for name, shape in shapes.items():
+        storage.assert_shape(stored[name], shape, place.field(name))
+    try:
+        with np.errstate(over="ignore"):  # a draw beyond float32 is an error with its place
+            return draws_from_record({name: stored[name].read() for name in shapes})
+    except DrawError as error:
+        raise place.error(f"are not valid: {error}") from error
+
+
 def _draft_rows_of(
     stored: StoredArray | None, rule: Rule, shape: tuple[int, int], place: Place
-) -> Any:
+) -> jax.Array | None:
     is_sampled = rule.proposal is not PointMass
     if (stored is not None) != is_sampled:
         raise place.error(

@@ -98,7 +98,7 @@ class Decoder:
         """
         vocab, most = self._target.vocab, self._capacity
         (request,) = requests_of(
-            [prompt], key, vocab=vocab, max_context=most, options=options, is_batch=False
+            [prompt], key, options, vocab=vocab, max_context=most, is_batch=False
         )
         is_full = len(request.prompt) >= most
         return DecodeState(
@@ -306,12 +306,8 @@ def _narrowed(tree: Tree, room: int) -> Tree:
     """Take off padding for which a target has no room."""
     if room >= tree.max_nodes:
         return tree
-    return Tree(
-        tokens=tree.tokens[:room],
-        parents=tree.parents[:room],
-        children=tree.children[:room],
-        level_sizes=tree.level_sizes,
-    )
+    arrays = {name: getattr(tree, name)[:room] for name in ("tokens", "parents", "children")}
+    return dataclasses.replace(tree, **arrays)
 
 
 def _tested(tree: Tree, verdict: Verdict, num_emitted: int) -> tuple[tuple[int, bool], ...]:

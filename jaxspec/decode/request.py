@@ -1,7 +1,6 @@
 """Requests: what one text is decoded from and to, validated once for both loops.
 
-In the shape descriptions B denotes the batch, N nodes, S slots of a text, K room for stop tokens, V
-the vocabulary.
+In the shape descriptions B denotes the batch, N nodes, V the vocabulary.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import MOST_TOKENS, described
+from jaxspec.checks import MOST_TOKENS
 from jaxspec.logits import Logits
 from jaxspec.models.provider import Context
 from jaxspec.rows import LEAST, row_of
@@ -46,27 +45,27 @@ class Options(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One text to decode; both loops make it of their arguments, and validate them so.
+    """One text to decode; see `Options`. Both loops make it of their arguments.
 
     Attributes:
       prompt: token ids, at least one.
       key_data: words of the request's key.
       key_type: the key's implementation.
-      new_tokens: most tokens to emit, at least 1.
-      stop_tokens: tokens that end the text, rising.
-      temperature: finite and at least 0; 0 for greedy.
-      top_k: keep the k most probable tokens; None keeps all.
-      top_p: keep the most probable tokens up to this mass, in (0, 1]; 1 keeps all.
+      new_tokens: at least 1.
+      stop_tokens: rising.
+      temperature: finite and at least 0.
+      top_k: at least 1; None keeps all.
+      top_p: in (0, 1].
     """
 
     prompt: Context
     key_data: tuple[KeyWord, ...]
     key_type: str
-    new_tokens: int = 64
-    stop_tokens: Context = ()
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
+    new_tokens: int
+    stop_tokens: Context
+    temperature: float
+    top_k: int | None
+    top_p: float
 
     @property
     def key(self) -> jax.Array:
@@ -102,10 +101,10 @@ def _apply(rows: jax.Array, sampling: dict[str, jax.Array]) -> jax.Array:
 def requests_of(
     prompts: Sequence[Sequence[int] | np.ndarray],
     keys: jax.Array,
+    options: Options,
     *,
     vocab: int,
     max_context: int,
-    options: Options,
     is_batch: bool = True,
 ) -> list[Request]:
     """Validate the arguments of a batch of decodes.
@@ -113,9 +112,9 @@ def requests_of(
     Args:
       prompts: B prompts.
       keys: typed keys [B], or one key for one prompt.
+      options: see `Options`.
       vocab: V.
       max_context: most tokens of a text.
-      options: see `Options`.
       is_batch: False for one decode, whose options are never one for each sequence.
 
     Raises:
@@ -123,10 +122,7 @@ def requests_of(
     """
     texts = None if isinstance(prompts, Set) else _entries(prompts)
     if not texts:
-        raise ValueError(
-            f"prompts is {described(prompts)}: must be a sequence of at least one prompt, each a "
-            "sequence of token ids"
-        )
+        raise _error("prompts", prompts, "a sequence of at least one prompt, each of token ids")
     batch = len(texts)
     keys = _keys(keys, batch)
     key_type = str(jax.random.key_impl(keys))
@@ -140,10 +136,8 @@ def requests_of(
         place = f"sequence {n}: " if is_batch else ""
         given = {name: column[n] for name, column in columns.items()}
         request = validated(place, text, tuple(words[n]), key_type, vocab=vocab, **given)
-        if len(request.prompt) > max_context:
-            raise ValueError(
-                f"{place}prompt has {len(request.prompt)} tokens, max_context is {max_context}"
-            )
+        if (length := len(request.prompt)) > max_context:
+            raise ValueError(f"{place}prompt has {length} tokens, max_context is {max_context}")
         requests.append(request)
     return requests
 
@@ -168,34 +162,37 @@ def validated(
     """
     tokens = _token_ids(f"{place}prompt", prompt, vocab)
     if not tokens or isinstance(prompt, Set):
-        raise ValueError(f"{place}prompt is {prompt!r}: must be a sequence of at least one token")
+        raise _error(f"{place}prompt", prompt, "a sequence of at least one token")
+
+    def integer(name: str, value: Any, least: int, wanted: str) -> int:
+        return int(_number(place + name, value, numbers.Integral, (least, np.inf), wanted))
+
+    def real(name: str, value: Any, bounds: tuple[float, float], wanted: str) -> float:
+        return float(_number(place + name, value, numbers.Real, bounds, wanted))
+
     keep_all = "an integer, at least 1; None, 0 or -1 keep all tokens"
-    rank = -1 if top_k is None else _number(f"{place}top_k", top_k, keep_all, -1, kind="iu")
+    rank = -1 if top_k is None else integer("top_k", top_k, -1, keep_all)
     warmest = float(np.finfo(np.float32).max)
+    budget = integer("new_tokens", new_tokens, 1, "an integer, at least 1")
     return Request(
         prompt=tokens,
         key_data=key_data,
         key_type=key_type,
-        new_tokens=min(  # positions are int32
-            _number(f"{place}new_tokens", new_tokens, "an integer, at least 1", 1, kind="iu"),
-            MOST_TOKENS,
-        ),
+        new_tokens=min(budget, MOST_TOKENS),  # positions are int32
         stop_tokens=tuple(sorted({*_token_ids(f"{place}stop_tokens", stop_tokens, vocab)})),
-        temperature=float(
-            _number(f"{place}temperature", temperature, "finite and at least 0", 0, warmest)
-        ),
+        temperature=real("temperature", temperature, (0, warmest), "finite and at least 0"),
         top_k=rank if 1 <= rank < vocab else None,
-        top_p=float(_number(f"{place}top_p", top_p, "above 0 and at most 1", 5e-324, 1)),
+        top_p=real("top_p", top_p, (5e-324, 1), "above 0 and at most 1"),
     )
 
 
 def arrays_of(
     requests: Sequence[Request], *, vocab: int, max_context: int, slots: int, max_stop_tokens: int
 ) -> dict[str, np.ndarray | jax.Array]:
-    """Return the fields of a `BatchState` that requests decide.
+    """Return the fields of a `BatchState` that requests decide, by name.
 
     Raises:
-      ValueError: there are more than K = `max_stop_tokens` stop tokens in a request.
+      ValueError: a request has more than `max_stop_tokens` stop tokens.
     """
     tokens = np.zeros((len(requests), slots), np.int32)
     stops = np.full((len(requests), max_stop_tokens), -1, np.int32)
@@ -231,29 +228,27 @@ def _sampling(requests: Sequence[Request], vocab: int) -> dict[str, np.ndarray]:
     }
 
 
-def _number(
-    name: str, value: Any, wanted: str, least: float, most: float = np.inf, *, kind: str = "iuf"
-) -> Any:
-    """Return a number as Python's own, if it is of a kind of NumPy's and in range."""
+def _error(name: str, value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{name} is {reprlib.repr(value)}: must be {wanted}")
+
+
+def _number(name: str, value: Any, kind: type, bounds: tuple[float, float], wanted: str) -> Any:
     given = _scalar(value)
-    is_number = isinstance(given, numbers.Integral if kind == "iu" else numbers.Real)
-    if not is_number or isinstance(given, bool) or not least <= given <= most:
-        raise ValueError(f"{name} is {reprlib.repr(value)}: must be {wanted}")
-    return int(given) if kind == "iu" else float(given)
+    is_number = isinstance(given, kind) and not isinstance(given, bool)
+    if not is_number or not bounds[0] <= given <= bounds[1]:
+        raise _error(name, value, wanted)
+    return given
 
 
 def _token_ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
     entries = _entries(value)
     if entries is None:
-        raise ValueError(f"{name} is {reprlib.repr(value)}: must be a sequence of token ids")
-    for at, given in enumerate(map(_scalar, entries)):
-        is_integer = isinstance(given, int) and not isinstance(given, bool)
-        if not is_integer or not 0 <= given < vocab:
-            raise ValueError(
-                f"{name}: entry {at} is {reprlib.repr(given)}: must be an integer in the vocabulary "
-                f"of {vocab}"
-            )
-    return tuple(map(int, entries))
+        raise _error(name, value, "a sequence of token ids")
+    wanted = f"an integer in the vocabulary of {vocab}"
+    return tuple(
+        int(_number(f"{name}: entry {at}", each, numbers.Integral, (0, vocab - 1), wanted))
+        for at, each in enumerate(entries)
+    )
 
 
 def _scalar(value: Any) -> Any:
@@ -279,10 +274,8 @@ def _column(name: str, value: Any, batch: int) -> list[Any]:
     if entries is None:
         return [value] * batch
     if len(entries) != batch or isinstance(value, Set):
-        raise ValueError(
-            f"{name} is {reprlib.repr(value)}: must be one value for all sequences, or one for each "
-            f"of {batch}"
-        )
+        wanted = f"one value for all sequences, or one for each of {batch}"
+        raise _error(name, value, wanted)
     return entries
 
 
@@ -296,8 +289,8 @@ def _keys(keys: Any, batch: int) -> jax.Array:
             return keys
         if keys.shape == () and batch == 1:
             return keys[None]
-    seed = "jax.random.key(seed)"
     if batch == 1:
-        raise ValueError(f"key must be one typed key, {seed}, not {reprlib.repr(keys)}")
-    wanted = f"{batch} typed keys, jax.random.split({seed}, {batch})"
-    raise ValueError(f"keys must be {wanted}, not {reprlib.repr(keys)}")
+        raise _error("key", keys, "one typed key, jax.random.key(seed)")
+    raise _error(
+        "keys", keys, f"{batch} typed keys, jax.random.split(jax.random.key(seed), {batch})"
+    )

@@ -1,8 +1,4 @@
-"""Rounds as records: everything that a verdict follows from, kept and replayed.
-
-Replay derives the candidates of a sampled path again from the draft draws, and the verdict from the
-accept and final draws, through the same public verifier.
-"""
+"""Rounds as records: everything that a verdict follows from, stored and replayed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,6 +12,7 @@ from jaxspec.checks import DrawError, assert_kind
 from jaxspec.draws import RoundDraws
 from jaxspec.proposals import Proposal
 from jaxspec.rows import draw_token
+from jaxspec.storage import shortened
 from jaxspec.transfers import moves_data
 from jaxspec.verify import RULES, Verdict
 
@@ -69,23 +66,16 @@ class Difference:
 
     def __str__(self) -> str:
         """Return a line that describes it."""
-        was, now = (
-            f"{each[:64]} and {len(each) - 64} more"
-            if isinstance(each, list) and len(each) > 64
-            else f"{each}"
-            for each in (self.recorded, self.replayed)
-        )
-        return (
-            f"round {self.round} (root at position {self.position}): {self.field} was {was}, is now "
-            f"{now}"
-        )
+        was, now = (shortened(str(each)) for each in (self.recorded, self.replayed))
+        place = f"round {self.round} (root at position {self.position})"
+        return f"{place}: {self.field} was {was}, is now {now}"
 
 
 @moves_data
 def replay_round(
     record: RoundRecord, draws: RoundDraws | None = None
 ) -> tuple[np.ndarray, Verdict]:
-    """Derive a round's candidates and verdict again.
+    """Derive a round's sampled candidates and, by the public verifier, its verdict again.
 
     Args:
       record: the round.

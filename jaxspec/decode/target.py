@@ -38,25 +38,17 @@ class Scores:
 
 
 class Target(abc.ABC):
-    """A model that scores trees.
+    """A model that scores trees; a custom one sets the attributes and defines `rows`.
 
-    A custom target defines `rows` and the three properties; `nodes_to_score` checks a tree for it.
+    Attributes:
+      name: the model's id in records.
+      vocab: V.
+      max_context: most tokens of a context; None for no limit.
     """
 
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """The model's id in records."""
-
-    @property
-    @abc.abstractmethod
-    def vocab(self) -> int:
-        """V."""
-
-    @property
-    @abc.abstractmethod
-    def max_context(self) -> int | None:
-        """Most tokens of a context; None for no limit."""
+    name: str
+    vocab: int
+    max_context: int | None
 
     @abc.abstractmethod
     def rows(self, tree: Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
@@ -104,7 +96,6 @@ class Target(abc.ABC):
         return contexts, nodes
 
 
-@dataclasses.dataclass(frozen=True)
 class CallableTarget(Target):
     """A `Provider` as a target.
 
@@ -126,29 +117,14 @@ class CallableTarget(Target):
     (Usage(queries=2, calls=2), 1)
     """
 
-    provider: Provider
-    group: Literal["all", "depth", "node"] = "all"
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming an argument of another kind."""
-        assert_kind("provider", self.provider, Provider, "a Provider(name, vocab, ask)")
-        if self.group not in ("all", "depth", "node"):
-            raise ValueError(f'group is {self.group!r}: must be "all", "depth" or "node"')
-
-    @property
-    def name(self) -> str:
-        """The provider's."""
-        return self.provider.name
-
-    @property
-    def vocab(self) -> int:
-        """The provider's."""
-        return self.provider.vocab
-
-    @property
-    def max_context(self) -> int | None:
-        """The provider's."""
-        return self.provider.max_context
+    def __init__(self, provider: Provider, group: Literal["all", "depth", "node"] = "all") -> None:
+        """Raise ValueError for an argument of another kind."""
+        assert_kind("provider", provider, Provider, "a Provider(name, vocab, ask)")
+        if group not in ("all", "depth", "node"):
+            raise ValueError(f'group is {group!r}: must be "all", "depth" or "node"')
+        self.provider, self.group = provider, group
+        self.name, self.vocab = provider.name, provider.vocab
+        self.max_context = provider.max_context
 
     def rows(self, tree: Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
         """Score a tree in one call for each group; see `Target.rows`."""
@@ -169,11 +145,7 @@ class CallableTarget(Target):
 
 
 def as_target(model: Target | Provider) -> Target:
-    """Return a target as it is, a provider as `CallableTarget(provider)`.
-
-    Raises:
-      ValueError: it is neither.
-    """
+    """Return a target as it is, a provider as `CallableTarget(provider)`; else raise ValueError."""
     if isinstance(model, Target):
         return model
     assert_kind("target", model, Provider, "a Target or a Provider(name, vocab, ask)")
@@ -181,16 +153,9 @@ def as_target(model: Target | Provider) -> Target:
 
 
 def node_contexts(tree: Tree, context: Sequence[int]) -> list[Context]:
-    """Return the context after each node: the given one and the path down to the node.
+    """Return the context after each node that is not padding: the given one and the node's path.
 
     Entry n is the query of row n, which scores the children of node n.
-
-    Args:
-      tree: the candidates; `tokens[0]` is the last token of the context, or -1.
-      context: prompt and committed tokens, at least one.
-
-    Returns:
-      One for each node, the root's first; none for padding.
 
     Raises:
       ValueError: the context is empty, or the tree is rooted at another token.

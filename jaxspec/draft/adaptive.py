@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import assert_between, assert_kind, struct
-from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, with_ends
+from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, every_node, with_ends
 from jaxspec.draft.likely import entropies, likeliest
 from jaxspec.draft.policy import AdaptiveTreePolicy
-from jaxspec.draft.shape import Capacity, count_nodes
+from jaxspec.draft.shape import Capacity
 from jaxspec.models.batched import per_sequence
 from jaxspec.proposals import PointMass
 from jaxspec.trees import Tree, ancestor_mask, tree_of_parents
@@ -19,19 +19,12 @@ from jaxspec.verify import RULES, Rule
 
 @struct
 class Adapted:
-    """A tree of variable shape while it is drafted.
+    """A tree of variable shape while it is drafted."""
 
-    Attributes:
-      tokens: int32 [B, N].
-      parents: int32 [B, N].
-      first: int32 [B], first node of the last level.
-      count: int32 [B], nodes so far.
-    """
-
-    tokens: jax.Array  # [B, N]
-    parents: jax.Array  # [B, N]
-    first: jax.Array  # [B]
-    count: jax.Array  # [B]
+    tokens: jax.Array  # int32 [B, N]
+    parents: jax.Array  # int32 [B, N]
+    first: jax.Array  # int32 [B], first node of the last level
+    count: jax.Array  # int32 [B], nodes so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +62,11 @@ class AdaptiveTree(ModelDrafter):
     @property
     def capacity(self) -> Capacity:
         """The policy's `max_nodes`, or all that its greatest width and depth need if that is less."""
-        policy = self.policy
+        policy, nodes = self.policy, 1
         width = min(policy.max_width, self.model.vocab)
-        whole = count_nodes([width] * policy.max_depth)
-        return Capacity(min(policy.max_nodes, whole), width, policy.max_depth)
+        for _ in range(policy.max_depth):
+            nodes = min(1 + width * nodes, policy.max_nodes)
+        return Capacity(nodes, width, policy.max_depth)
 
     @property
     def first_depth(self) -> int:
@@ -109,7 +103,7 @@ class AdaptiveTree(ModelDrafter):
     def grow(self, level: jax.Array, state: Adapted, rows: jax.Array, view: View) -> Adapted:
         """Add the children of the last level's nodes, in the order of their parents."""
         nodes, width, vocab = self.capacity.max_nodes, self.capacity.max_children, rows.shape[-1]
-        is_read = self.is_read(level, state, view)[:, : rows.shape[1]]
+        is_read = self._is_read(level, state, view)[:, : rows.shape[1]]
 
         def one(state: Adapted, rows: jax.Array, is_read: jax.Array) -> Adapted:
             chosen, best = likeliest(rows, width)
@@ -130,7 +124,7 @@ class AdaptiveTree(ModelDrafter):
 
         return per_sequence(one)(state, rows, is_read)
 
-    def is_read(self, level: jax.Array, state: Adapted, view: View) -> jax.Array:
+    def _is_read(self, level: jax.Array, state: Adapted, view: View) -> jax.Array:
         """Return which nodes will have children: there is room for one child of each at least."""
         nodes = self.capacity.max_nodes
         # The root may be a stop token of the prompt, which stops nothing.
@@ -153,14 +147,13 @@ class AdaptiveTree(ModelDrafter):
             depths=jnp.full_like(nodes, 1) * level,
             seen=jnp.take_along_axis(seen, nodes[:, :, None], axis=1),
             offset=state.first,
+            is_read=self._is_read(level, state, view),
         )
 
     def finish(self, state: Adapted, view: View) -> Proposed:
         """Return the tree."""
         tree = per_sequence(self._tree)(state.tokens, state.parents, state.count)
-        numbers = jnp.arange(self.capacity.max_nodes, dtype=jnp.int32)
-        slots = jnp.tile(numbers, (view.length.shape[0], 1))
-        return Proposed(proposal=PointMass(tree=tree), slots=slots)
+        return Proposed(proposal=PointMass(tree=tree), slots=every_node(view, self.capacity))
 
     def _level_nodes(self, state: Adapted) -> jax.Array:
         """Return the nodes of the last level and those after it, int32 [B, N]."""

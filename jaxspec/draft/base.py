@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Model: TypeAlias = Provider | LanguageModel
 """A draft model: a callable for the host loop, or a network for either loop."""
 
+_NAMED = ("model", "rule")
 _MODEL = "a jaxspec.models.Provider(name, vocab, ask) or a LanguageModel"
 
 
@@ -85,8 +86,7 @@ class Proposed:
 
     Attributes:
       proposal: the candidates of each sequence, every field with a leading B.
-      is_in: bool [B, N], nodes that count; the others are cut off with what is below them. None for
-        all.
+      is_in: bool [B, N], nodes that count; the others are cut off with what is below them. None: all.
       slots: int32 [B, N], slot of each node in the draft network's cache, counted from the root's
         slot; -1 where it has none. None if no slot has to be moved: no cache, or a path.
     """
@@ -134,13 +134,10 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, view: View) -> Proposed:
-        """Propose candidates for each sequence; traced.
-
-        The drivers cut off what is deeper than `view.depth` or below a stop token.
-        """
+        """Propose candidates for each sequence; traced."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the rule and the model fit the candidates."""
+        """Raise ValueError unless rule and model fit the candidates."""
         assert_rule("rule", self.rule)
         if self.rule.proposal not in self.kinds:
             raise ValueError(
@@ -169,10 +166,7 @@ class Drafter(abc.ABC):
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """Block sizes that the target's forward is compiled for, rising; the last is N.
-
-        A round runs the smallest that holds its largest tree.
-        """
+        """Block sizes to compile the target's forward for, rising to N; the smallest fit is run."""
         return with_ends((), self.capacity.max_nodes)
 
     @property
@@ -182,7 +176,7 @@ class Drafter(abc.ABC):
 
     @property
     def params(self) -> Any:
-        """A pytree of arrays given to the compiled program: parameters of a network, or tables."""
+        """Arrays given to the compiled program: parameters of a network, or tables."""
         return self.model.params if isinstance(self.model, LanguageModel) else ()
 
     def validate(self, vocab: int) -> None:
@@ -192,9 +186,8 @@ class Drafter(abc.ABC):
         assert_rule(f"the rule of {name}", self.rule)
         wanted = "a Capacity(max_nodes, max_children, max_depth)"
         assert_kind(f"the capacity of {name}", self.capacity, Capacity, wanted)
-        bounds = ((1, MAX_NODES), (1, MAX_NODES), (0, MAX_NODES - 1))
-        for field, size, (least, most) in zip(Capacity._fields, self.capacity, bounds, strict=True):
-            assert_between(f"{field} of {name}", size, least, most)
+        for field, least in zip(Capacity._fields, (1, 1, 0), strict=True):
+            assert_between(f"{field} of {name}", getattr(self.capacity, field), least, MAX_NODES)
         assert_between(f"first_depth of {name}", self.first_depth, 0, MAX_NODES)
         assert_between(f"spare_slots of {name}", self.spare_slots, 0, MOST_TOKENS)
         sizes = list(self.block_sizes)
@@ -210,9 +203,8 @@ class Drafter(abc.ABC):
         """Return a JSON-serializable description; two drafters of one description draft alike."""
         words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(self).__name__).lower()
         draft = {} if self.model is None else {"draft": self.model.name}
-        names = {*getattr(self, "__dataclass_fields__", ())} - {"model", "rule"}
-        plain = {name: _plain(getattr(self, name)) for name in sorted(names)}
-        return {"drafter": words, **draft, **plain, "rule": self.rule.name}
+        plain = {name: _plain(each) for name, each in _fields(self).items()}
+        return {"drafter": words, **plain, **draft, "rule": self.rule.name}
 
     def draft(
         self,
@@ -232,7 +224,7 @@ class Drafter(abc.ABC):
           stop_tokens: tokens below which nothing is drafted.
 
         Returns:
-          `HostDraft`, with the candidates and what was asked of the model.
+          The candidates, and what was asked of the model.
 
         Raises:
           ValueError: an argument is invalid, or the model is not a `Provider`.
@@ -252,34 +244,35 @@ class Drafter(abc.ABC):
                     "pairs are needed to sample: draws of jaxspec.round_draws(...).draft"
                 )
             pairs = jnp.zeros((self.capacity.max_nodes, 2), jnp.float32)
-        wanted = self.first_depth if depth is None else depth
-        return propose_on_host(self, context, wanted, pairs, stop_tokens=stop_tokens)
+        depth = self.first_depth if depth is None else depth
+        return propose_on_host(self, context, depth, pairs, stop_tokens=stop_tokens)
 
 
 @struct
 class Asked:
-    """Nodes that the model is asked about: one block of a network, or one call of a callable.
+    """Nodes that a model is asked about: a block of a network, or one call of a callable.
 
     Attributes:
       tokens: int32 [B, L].
       depths: int32 [B, L].
-      seen: bool [B, L, M], which slots each node sees, counted from the root's slot: its ancestors
-        and itself. Ancestors have smaller slots.
+      seen: bool [B, L, M], which slots each node sees, counted from the root's slot: its ancestors,
+        whose slots are smaller, and itself.
       offset: int32 [] or [B], slot of the first of these nodes; the others follow it.
+      is_read: bool [B, L], nodes whose rows are used; a callable is not asked about the others.
     """
 
     tokens: jax.Array  # [B, L]
     depths: jax.Array  # [B, L]
     seen: jax.Array  # [B, L, M]
     offset: jax.Array | int  # [] or [B]
+    is_read: jax.Array  # [B, L]
 
 
 class ModelDrafter(Drafter):
     """A drafter that asks a model level by level: step functions that both drivers run.
 
-    The rows of level 0 are those of the root. After `start`, each level is `grow`n from its rows; the
-    rows of the next level are those of the nodes that `ask` names, and only those that `is_read`
-    marks are computed by a callable. At most `capacity.max_depth` levels are asked about.
+    The state of `start` is grown from the row of the root (level 0), then from the rows of the nodes
+    that `ask` names (levels 1, 2, ... while any is read, `capacity.max_depth` levels in all).
 
     Attributes:
       model: a callable, or a network.
@@ -290,7 +283,7 @@ class ModelDrafter(Drafter):
     is_unrolled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the rule and the model fit the candidates."""
+        """Raise ValueError unless rule and model fit the candidates."""
         assert_kind("model", self.model, Model, _MODEL)
         super().__post_init__()
 
@@ -300,23 +293,19 @@ class ModelDrafter(Drafter):
 
     @abc.abstractmethod
     def grow(self, level: Any, state: Any, rows: jax.Array, view: View) -> Any:
-        """Choose the candidates below a level.
+        """Return the state with the candidates below a level.
 
         Args:
           level: depth of the nodes whose rows are given.
           state: as `start` and earlier levels left it.
           rows: float32 [B, L, V], probabilities after each node: at the target's temperature and
-            filters where candidates are sampled. Rows that are not read hold anything.
+            filters where candidates are sampled. Rows that are not read may hold anything.
           view: what is past.
         """
 
     @abc.abstractmethod
-    def is_read(self, level: Any, state: Any, view: View) -> jax.Array:
-        """Return which rows of a level are used, bool [B, L]."""
-
-    @abc.abstractmethod
     def ask(self, level: Any, state: Any, view: View) -> Asked:
-        """Return the nodes of a level whose rows `grow` takes; `level` is at least 1."""
+        """Return the nodes of a level, at least 1, whose rows `grow` takes."""
 
     @abc.abstractmethod
     def finish(self, state: Any, view: View) -> Proposed:
@@ -349,10 +338,22 @@ def with_ends(sizes: Collection[int], nodes: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in sizes if 1 <= size < nodes} | {1, nodes}))
 
 
+def every_node(view: View, capacity: Capacity) -> jax.Array:
+    """Return the slots of trees whose nodes are in the cache in their own order, int32 [B, N]."""
+    nodes = jnp.arange(capacity.max_nodes, dtype=jnp.int32)
+    return jnp.tile(nodes, (view.length.shape[0], 1))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, except models and rules, which are described by name."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {each.name: getattr(value, each.name) for each in fields if each.name not in _NAMED}
+
+
 def _plain(value: Any) -> Any:
     """Return a field of a drafter in JSON's types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | Rule | Provider):
-        return dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return [[int(key), int(each)] for key, each in sorted(value.items())]
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(each) for name, each in _fields(value).items()}
     return list(value) if isinstance(value, tuple) else value

@@ -19,21 +19,13 @@ from jaxspec.verify import RULES, Rule
 
 @struct
 class Search:
-    """What was considered so far: K nodes, those below one level side by side.
+    """The K nodes considered so far, those below one level side by side."""
 
-    Attributes:
-      scores: float32 [B, K], log-probability of each path; -inf where there is none.
-      tokens: int32 [B, K].
-      parents: int32 [B, K], place of the parent among these; -1 for the root.
-      asked: int32 [B, D * beam], the places of each level's beam.
-      seen: bool [B, beam, M], which slots the nodes of the last beam see.
-    """
-
-    scores: jax.Array  # [B, K]
-    tokens: jax.Array  # [B, K]
-    parents: jax.Array  # [B, K]
-    asked: jax.Array  # [B, D * beam]
-    seen: jax.Array  # [B, beam, M]
+    scores: jax.Array  # float32 [B, K], log-probability of each path, -inf where there is none
+    tokens: jax.Array  # int32 [B, K]
+    parents: jax.Array  # int32 [B, K], place of the parent among these, -1 for the root
+    asked: jax.Array  # int32 [B, D * beam], the places of each level's beam
+    seen: jax.Array  # bool [B, beam, M], which slots the nodes of the last beam see
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +99,7 @@ class BestFirstTree(ModelDrafter):
         batch, beam = rows.shape[0], self.beam
         chosen, best = likeliest(rows, beam)
         steps = jnp.where(best > 0, jnp.log(jnp.maximum(best, LEAST)), -jnp.inf)
-        steps = jnp.where(self.is_read(level, state, view)[:, :, None], steps, -jnp.inf)
+        steps = jnp.where(self._is_read(level, state, view)[:, :, None], steps, -jnp.inf)
         parents = jnp.full((batch, 1), -1, jnp.int32)
         if level > 0:
             parents = self._beam(level, state)
@@ -132,7 +124,7 @@ class BestFirstTree(ModelDrafter):
         """Return the places of the nodes asked about at a level, int32 [B, beam]."""
         return state.asked[:, (level - 1) * self.beam : level * self.beam]
 
-    def is_read(self, level: int, state: Search, view: View) -> jax.Array:
+    def _is_read(self, level: int, state: Search, view: View) -> jax.Array:
         """Return which nodes of the beam there are, but for stop tokens."""
         is_deep = (level < view.depth)[:, None]
         if level == 0:
@@ -145,9 +137,13 @@ class BestFirstTree(ModelDrafter):
     def ask(self, level: int, state: Search, view: View) -> Asked:
         """Ask about the beam, whose slots follow those of earlier beams."""
         tokens = jnp.take_along_axis(state.tokens, self._beam(level, state), axis=1)
-        depths = jnp.full_like(tokens, level)
-        first = 1 + self.beam * (level - 1)
-        return Asked(tokens=tokens, depths=depths, seen=state.seen, offset=first)
+        return Asked(
+            tokens=tokens,
+            depths=jnp.full_like(tokens, level),
+            seen=state.seen,
+            offset=1 + self.beam * (level - 1),
+            is_read=self._is_read(level, state, view),
+        )
 
     def finish(self, state: Search, view: View) -> Proposed:
         """Take the most probable of all considered; a parent is never less probable."""

@@ -71,7 +71,7 @@ def propose_compiled(
     else:
         state = drafter.grow(jnp.int32(0), state, rows_of(logits[:, None]), view)
         _, state, cache = lax.while_loop(
-            lambda carry: jnp.any(drafter.is_read(carry[0], carry[1], view)),
+            lambda carry: jnp.any(drafter.ask(carry[0], carry[1], view).is_read),
             lambda carry: (carry[0] + 1, *step(*carry)),
             (jnp.int32(1), state, cache),
         )
@@ -153,20 +153,6 @@ class HostDraft:
     batches: int = 0
 
 
-def _aligned(rows: np.ndarray, vocab: int) -> np.ndarray:
-    """Return rows over the target's vocabulary: softmax of the common logits, or all zeros.
-
-    Tokens that the draft does not have get probability 0; those that the target does not have are
-    left out, and the row is divided by what is left.
-    """
-    common = rows[:, :vocab].astype(np.float64)
-    if rows.shape[1] > vocab:
-        mass = common.sum(axis=1, keepdims=True)
-        common /= np.where(mass > 0, mass, 1.0)
-    padded = np.pad(common, ((0, 0), (0, vocab - common.shape[1])))
-    return padded.astype(np.float32)
-
-
 @moves_data
 def propose_on_host(
     drafter: Drafter,
@@ -176,7 +162,7 @@ def propose_on_host(
     *,
     vocab: int | None = None,
     stop_tokens: Collection[int] = (),
-    max_nodes: int | None = None,
+    max_nodes: int = MOST_TOKENS,
     provider: Provider | None = None,
     apply: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> HostDraft:
@@ -190,7 +176,7 @@ def propose_on_host(
       vocab: V; default that of the model, or no limit without a model.
       stop_tokens: tokens that end a text: nothing is drafted below one, and no model is asked about
         a context with a drafted one.
-      max_nodes: most nodes, the root counted; default the drafter's capacity.
+      max_nodes: most nodes, the root counted.
       provider: the draft model as a callable; default the drafter's `model`, which must be one.
       apply: applies the request's temperature and filters to rows [n, V] that candidates are drawn
         from; None for none.
@@ -200,21 +186,34 @@ def propose_on_host(
       RowError: the model's answer is invalid.
     """
     assert_between("depth", depth, 0)
-    assert_between("max_nodes", MOST_TOKENS if max_nodes is None else max_nodes, 1)
+    assert_between("max_nodes", max_nodes, 1)
     tokens = tuple(int(token) for token in context)
     if not tokens:
         raise ValueError("the context is empty: it needs at least the root's token")
-    limit = np.int32(MOST_TOKENS if max_nodes is None else max_nodes)
+    depth = min(int(depth), drafter.capacity.max_depth)
     view = _view(drafter, tokens, depth, pairs, sorted(int(token) for token in stop_tokens))
-    if not isinstance(drafter, ModelDrafter):
-        return _checked(drafter, _propose(drafter, view, limit), vocab, Usage(), 0)
-    model = drafter.model if provider is None else provider
-    wanted = "a Provider to draft on the host; wrap a network, as CachedNetwork(...).provider()"
-    assert_kind(f"the model of {type(drafter).__name__}", model, Provider, wanted)
-    assert isinstance(model, Provider)
-    tokens = model.check_context(tokens)
-    vocab = model.vocab if vocab is None else vocab
-    return _ask(drafter, model, vocab, tokens, view, limit, apply)
+    usage, levels, state = Usage(), 0, None
+    if isinstance(drafter, ModelDrafter):
+        model = drafter.model if provider is None else provider
+        wanted = "a Provider to draft on the host; wrap a network, as CachedNetwork(...).provider()"
+        assert_kind(f"the model of {type(drafter).__name__}", model, Provider, wanted)
+        assert isinstance(model, Provider)
+        vocab = model.vocab if vocab is None else vocab
+        if depth > 0:  # else the text may hold tokens that the draft lacks
+            tokens = model.check_context(tokens)
+            state, usage, levels = _ask(drafter, model, vocab, tokens, view, apply)
+    static = (drafter, vocab, drafter.capacity)
+    proposal = _finish(static, state, view, np.int32(min(max_nodes, MOST_TOKENS)))
+    sizes, found = np.asarray(proposal.tree.level_sizes), np.asarray(proposal.tree.tokens)
+    found = found[1 : int(sizes.sum())]
+    bad = np.flatnonzero((found < 0) | (found >= (MOST_TOKENS if vocab is None else vocab)))
+    if bad.size:
+        raise ValueError(
+            f"{type(drafter).__name__} proposed token {found[bad[0]]} at node {1 + bad[0]}: outside "
+            f"the target's vocabulary of {vocab}"
+        )
+    reached = int(np.flatnonzero(sizes)[-1])
+    return HostDraft(proposal=proposal, depth=reached, usage=usage, batches=levels)
 
 
 def _ask(
@@ -223,44 +222,56 @@ def _ask(
     vocab: int,
     context: Context,
     view: View,
-    limit: np.int32,
     apply: Callable[[np.ndarray], np.ndarray] | None,
-) -> HostDraft:
-    """Ask a callable level by level: a context is what a network's node would attend to."""
+) -> tuple[Any, Usage, int]:
+    """Ask a callable level by level: a context is what a network's node would attend to.
+
+    Returns:
+      (the drafter's state, what was asked, levels asked about).
+    """
     static = (drafter, vocab, drafter.capacity)
     usage, level, state = Usage(), 0, None
     slots: dict[int, int] = {}  # the token in each slot after the root's
-    wanted: list[Context | None] = [context if int(view.depth[0]) > 0 else None]
+    wanted: list[Context] = [context]  # empty for rows that are not read
     while any(wanted):
-        distinct = list(dict.fromkeys(each for each in wanted if each is not None))
+        distinct = list(dict.fromkeys(filter(None, wanted)))
         answers, used = model.rows(distinct)
-        usage += used
-        answers = answers if model.vocab == vocab else _aligned(answers, vocab)
-        if drafter.rule.proposal is not PointMass:
-            # A recorded row is the law that is drawn from: in half precision masses are off 1 by 1e-3.
-            mass = answers.sum(axis=1, dtype=np.float64, keepdims=True)
-            answers = (answers / np.where(mass > 0, mass, 1.0)).astype(np.float32)
-            answers = answers if apply is None else apply(answers)
+        answers = _over(answers, vocab, drafter)
+        if apply is not None and drafter.rule.proposal is not PointMass:
+            answers = apply(answers)
         found = dict(zip(distinct, answers, strict=True))
-        rows = np.zeros((1, len(wanted), vocab), np.float32)
-        for place, each in enumerate(wanted):
-            if each is not None:
-                rows[0, place] = found[each]
-        at = level if drafter.is_unrolled else np.int32(level)
-        step = _step if drafter.is_unrolled else _step_of_any_level
-        state, is_read, asked = step(static, at, state, rows, view)
-        level += 1
-        wanted = []
-        if asked is None or not np.any(is_read):
-            continue
-        tokens, seen, offset = (np.asarray(x) for x in (asked.tokens, asked.seen, asked.offset))
-        start = int(offset.reshape(-1)[0])
-        slots |= {start + place: int(token) for place, token in enumerate(tokens[0])}
-        for attends, is_used in zip(seen[0], np.asarray(is_read)[0], strict=True):
-            path = (slots[slot] for slot in np.flatnonzero(attends).tolist() if slot > 0)
-            wanted.append((*context, *path) if is_used else None)
-    proposal = _finish(static, state, view, limit)
-    return _checked(drafter, proposal, vocab, usage, level)
+        rows = np.stack([found.get(each, np.zeros(vocab, np.float32)) for each in wanted])[None]
+        if drafter.is_unrolled:
+            state, asked = _step(static, level, state, rows, view)
+        else:
+            state, asked = _step_of_any_level(static, np.int32(level), state, rows, view)
+        usage, level, wanted = usage + used, level + 1, []
+        if asked is not None:
+            tokens, seen, is_read = (
+                np.asarray(x)[0] for x in (asked.tokens, asked.seen, asked.is_read)
+            )
+            start = int(np.asarray(asked.offset).reshape(-1)[0])
+            slots |= {start + place: int(token) for place, token in enumerate(tokens)}
+            for attends, is_used in zip(seen, is_read, strict=True):
+                path = (slots[slot] for slot in np.flatnonzero(attends).tolist() if slot > 0)
+                wanted.append((*context, *path) if is_used else ())
+    return state, usage, level
+
+
+def _over(rows: np.ndarray, vocab: int, drafter: Drafter) -> np.ndarray:
+    """Return a model's rows over the target's vocabulary.
+
+    Tokens that the model does not have get probability 0. Those that the target does not have are left
+    out and the row is divided by what is left: softmax of the common logits, or all zeros. Rows that
+    are drawn from are divided by their mass, which in half precision is off 1 by 1e-3.
+    """
+    if rows.shape[1] <= vocab:
+        rows = np.pad(rows, ((0, 0), (0, vocab - rows.shape[1])))
+        if drafter.rule.proposal is PointMass:
+            return rows
+    common = rows[:, :vocab]
+    mass = common.sum(axis=1, dtype=np.float64, keepdims=True)
+    return (common / np.where(mass > 0, mass, 1.0)).astype(np.float32)
 
 
 def _view(
@@ -274,7 +285,7 @@ def _view(
     fields: dict[str, Any] = {
         "tokens": tokens,
         "length": np.array([len(context)], np.int32),
-        "depth": np.array([min(depth, MOST_TOKENS)], np.int32),
+        "depth": np.array([depth], np.int32),
         "pairs": np.asarray(pairs)[None],
         "temperature": np.ones(1, np.float32),
         "top_k": np.full(1, MOST_TOKENS, np.int32),
@@ -285,19 +296,18 @@ def _view(
     return View(**fields, params=params)
 
 
-_Static = tuple[ModelDrafter, int, Any]
+_Static = tuple[Any, Any, Any]
 """What decides the programs of a drafter: itself but for its model, the vocabulary, its sizes."""
 
 
 def _advance(static: _Static, level: Any, state: Any, rows: jax.Array, view: View) -> Any:
-    """Grow one level; return (state, which rows of the next level are read, what to ask)."""
+    """Grow one level; return the state and what to ask next, None after the last level."""
     drafter, vocab, capacity = static
     if state is None:
         state = drafter.start(view, vocab)
     state = drafter.grow(level, state, rows, view)
-    if drafter.is_unrolled and level + 1 == capacity.max_depth:
-        return state, None, None
-    return state, drafter.is_read(level + 1, state, view), drafter.ask(level + 1, state, view)
+    is_last = drafter.is_unrolled and level + 1 == capacity.max_depth
+    return state, None if is_last else drafter.ask(level + 1, state, view)
 
 
 _step = jax.jit(_advance, static_argnums=(0, 1))
@@ -306,38 +316,15 @@ _step_of_any_level = jax.jit(_advance, static_argnums=0)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Proposal:
-    drafter, vocab, _ = static
-    if state is None:  # nothing was asked
-        state = drafter.start(view, vocab)
-    return _only(_within(drafter, drafter.finish(state, view), view, max_nodes))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _propose(drafter: Drafter, view: View, max_nodes: jax.Array) -> Proposal:
-    return _only(_within(drafter, drafter.propose(view), view, max_nodes))
-
-
-def _only(proposed: Proposed) -> Proposal:
     """Return the proposal of a batch of one, its draft rows as an array [N - 1, V]."""
-    proposal = jax.tree.map(lambda x: x[0], proposed.proposal)
+    drafter, vocab, capacity = static
+    if not isinstance(drafter, ModelDrafter):
+        proposed = drafter.propose(view)
+    else:
+        proposed = drafter.finish(drafter.start(view, vocab) if state is None else state, view)
+    proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
     if proposal.draft_rows is None:
         return proposal
     rows = as_source(proposal.draft_rows).values
-    rows = jnp.pad(rows, ((0, proposal.tree.max_nodes - 1 - rows.shape[0]), (0, 0)))
+    rows = jnp.pad(rows, ((0, capacity.max_nodes - 1 - rows.shape[0]), (0, 0)))
     return propose(type(proposal), proposal.tree, rows)
-
-
-def _checked(
-    drafter: Drafter, proposal: Proposal, vocab: int | None, usage: Usage, batches: int
-) -> HostDraft:
-    """Check the tokens of a proposal, which a custom drafter may have got wrong."""
-    sizes, tokens = np.asarray(proposal.tree.level_sizes), np.asarray(proposal.tree.tokens)
-    found = tokens[1 : int(sizes.sum())]
-    bad = np.flatnonzero((found < 0) | (found >= (MOST_TOKENS if vocab is None else vocab)))
-    if bad.size:
-        raise ValueError(
-            f"{type(drafter).__name__} proposed token {found[bad[0]]} at node {1 + bad[0]}: outside "
-            f"the target's vocabulary of {vocab}"
-        )
-    depth = int(np.flatnonzero(sizes)[-1])
-    return HostDraft(proposal=proposal, depth=depth, usage=usage, batches=batches)

@@ -73,7 +73,7 @@ def normalized_entropy(row: npt.ArrayLike) -> float:
     >>> normalized_entropy([0.5, 0.5, 0.0, 0.0])
     0.5
     """
-    values = _row_of_numbers("row", row)
+    (values,) = _rows_of("row", [row])
     # Padded, so that rows of many sizes share a few programs.
     padded = np.zeros(1 << (values.size - 1).bit_length(), np.float32)
     padded[: values.size] = values
@@ -90,22 +90,19 @@ def top_k(row: npt.ArrayLike, k: int) -> tuple[int, ...]:
       row: float [V], probabilities.
       k: how many, at least 0; there are fewer where fewer tokens have positive probability.
 
-    Returns:
-      Token ids, by falling probability.
-
     Raises:
-      ValueError: k is negative, or the row is not one row.
+      ValueError: k is negative, or the row is not one row of numbers.
       RowError: an entry is not finite.
 
     >>> top_k([0.25, 0.0, 0.5, 0.25], 9)
     (2, 0, 3)
     """
-    exact = _row_of_numbers("row", row)
+    (exact,) = _rows_of("row", [row])
     assert_between("k", k, 0)
     bad = np.flatnonzero(~np.isfinite(exact))
     if bad.size:
         raise RowError(f"entry {bad[0]} of the row is {exact[bad[0]]}")
-    return _greatest(exact, exact >= LEAST, k)
+    return _ranked(exact, exact >= LEAST)[:k]
 
 
 def build_from_depth_logits(
@@ -132,56 +129,41 @@ def build_from_depth_logits(
     >>> build_from_depth_logits([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]], (2, 1)).tokens.tolist()
     [-1, 1, 2, 0, 0]
     """
-    logits = _numbers("depth_logits", depth_logits)
-    Shape.of_branching(branching, max_nodes)  # raises if it is no branching
-    if logits.ndim != 2 or len(logits) < len(branching) or logits.shape[1] == 0:
+    logits = _rows_of("depth_logits", depth_logits)
+    depth = Shape.of_branching(branching, max_nodes).capacity.max_depth
+    if len(logits) < depth:
         raise ValueError(
-            f"depth_logits has shape {logits.shape}, wanted [D, V] with D at least {len(branching)}"
+            f"depth_logits has {len(logits)} rows, a tree of depth {depth} needs as many"
         )
     assert_between("root", root, -1, logits.shape[1] - 1)
-    candidates = []
-    for depth, row in enumerate(logits):
+    for place, row in enumerate(logits):
         bad = np.flatnonzero(np.isnan(row) | (row == np.inf))
         if bad.size:
-            raise RowError(f"depth_logits row {depth}: logit {bad[0]} is {row[bad[0]]}")
+            raise RowError(f"depth_logits row {place}: logit {bad[0]} is {row[bad[0]]}")
         if np.all(row == -np.inf):
-            raise RowError(f"depth_logits row {depth}: every logit is -inf, so it has no mass")
-        candidates.append(_greatest(row, row > -np.inf, row.size))
-    counts = tuple(min(k, len(found)) for k, found in zip(branching, candidates, strict=False))
+            raise RowError(f"depth_logits row {place}: every logit is -inf, so it has no mass")
+    ranked = [_ranked(row, row > -np.inf) for row in logits]
+    counts = tuple(min(k, len(found)) for k, found in zip(branching, ranked, strict=False))
     shape = Shape.of_branching(counts, max_nodes)
-    ranks = shape.children[list(shape.parents[1:])] == np.arange(1, len(shape.parents))[:, None]
-    tokens = [
-        candidates[depth - 1][rank]
-        for depth, rank in zip(shape.depths[1:], ranks.argmax(axis=1), strict=True)
-    ]
-    return make_tree([root, *tokens], shape.parents)
+    tokens = [root]
+    for node, parent in enumerate(shape.parents[1:], 1):
+        rank = int(np.argmax(shape.children[parent] == node))
+        tokens.append(ranked[shape.depths[parent]][rank])
+    return make_tree(tokens, shape.parents)
 
 
-def _row_of_numbers(name: str, value: Any) -> np.ndarray:
-    values = _numbers(name, value)
-    if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"{name} has shape {values.shape}: must be one row [V] of probabilities")
-    return values
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    """Return an array float64."""
+def _rows_of(name: str, value: Any) -> np.ndarray:
+    """Return rows, float64 [n, V]."""
     try:
-        if isinstance(value, np.ma.MaskedArray):
-            raise TypeError("it is masked")
-        array = np.asarray(value)
-        if array.dtype.kind in "bcmMOSU":
-            raise TypeError(f"its type is {array.dtype}")
-        return array.astype(np.float64)
+        rows = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} is not an array of numbers: {error}") from error
+    if rows.ndim != 2 or rows.size == 0:
+        raise ValueError(f"{name} has shape {np.shape(value)}: must be one row [V], or rows [D, V]")
+    return rows
 
 
-def _greatest(scores: np.ndarray, is_candidate: np.ndarray, k: int) -> tuple[int, ...]:
-    """Return the k candidates of greatest score, the lowest id first among equals."""
-    tokens = np.flatnonzero(is_candidate)
-    if 0 < k < tokens.size:  # V may be large: sort only what reaches the k-th score
-        least = np.partition(scores[tokens], -k)[-k]
-        tokens = tokens[scores[tokens] >= least]
-    order = np.argsort(-scores[tokens], kind="stable")[:k]
-    return tuple(tokens[order].tolist())
+def _ranked(scores: np.ndarray, is_candidate: np.ndarray) -> tuple[int, ...]:
+    """Return the candidates by falling score, the lowest id first among equals."""
+    order = np.argsort(-scores, kind="stable")
+    return tuple(order[is_candidate[order]].tolist())

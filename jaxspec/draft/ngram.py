@@ -26,7 +26,7 @@ class Ranking:
     """The most probable tokens after every context of one length that was counted.
 
     Attributes:
-      codes: int32 [C], as in `jaxspec.models.ContextTable`.
+      codes: int32 [C], as in `jaxspec.models.ngram.ContextTable`.
       tokens: int32 [C, K], by falling probability.
     """
 

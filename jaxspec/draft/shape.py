@@ -7,13 +7,13 @@ import dataclasses
 import functools
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_between, assert_kind, described
+from jaxspec.checks import assert_between, assert_kind
 from jaxspec.trees import Tree
 
 MAX_NODES = 4096
@@ -70,7 +70,7 @@ class Shape:
                 raise ValueError(f"node {node}: parent {parent} must be a node before it")
 
     @classmethod
-    def of_branching(cls, branching: Sequence[int], max_nodes: int | None = None) -> "Shape":
+    def of_branching(cls, branching: tuple[int, ...], max_nodes: int | None = None) -> "Shape":
         """Make the tree in which all nodes of one depth have equally many children.
 
         Args:
@@ -80,7 +80,13 @@ class Shape:
         Raises:
           ValueError: there is no candidate, or there are more than `MAX_NODES` nodes.
         """
-        _assert_branching(branching)
+        wanted = "a Shape, or a tuple of the branching at each depth, such as (2, 1)"
+        assert_kind("shape", branching, tuple, wanted)
+        if not 1 <= len(branching) < MAX_NODES:
+            raise ValueError(f"shape is {reprlib.repr(branching)}: must be {wanted}")
+        for depth, children in enumerate(branching):
+            name = f"shape is {reprlib.repr(branching)}: the entry at depth {depth}"
+            assert_between(name, children, 1)
         most = MAX_NODES + 1
         if max_nodes is not None:
             assert_between("max_nodes", max_nodes, 2, MAX_NODES)
@@ -176,17 +182,6 @@ class Shape:
         )
 
 
-def count_nodes(branching: Iterable[int]) -> int:
-    """Count the nodes of a tree, the root included, up to the first beyond `MAX_NODES`."""
-    total = level = 1
-    for children in branching:
-        level *= children
-        total += level
-        if total > MAX_NODES:
-            break
-    return total
-
-
 def shape_of(shape: Shape | tuple[int, ...], max_nodes: int | None = None) -> Shape:
     """Return a shape given as one, or as the branching at each depth.
 
@@ -198,14 +193,3 @@ def shape_of(shape: Shape | tuple[int, ...], max_nodes: int | None = None) -> Sh
     if max_nodes is not None:
         raise ValueError("max_nodes is for a shape given by its branching, such as (3, 2)")
     return shape
-
-
-def _assert_branching(branching: Any) -> None:
-    wanted = "a Shape, or a tuple of the branching at each depth, such as (2, 1)"
-    if not isinstance(branching, tuple) or not 1 <= len(branching) < MAX_NODES:
-        shown = reprlib.repr(branching) if isinstance(branching, tuple) else described(branching)
-        raise ValueError(f"shape is {shown}: must be {wanted}")
-    for depth, children in enumerate(branching):
-        assert_between(
-            f"shape is {reprlib.repr(branching)}: the entry at depth {depth}", children, 1
-        )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import assert_between, struct
-from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View
+from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, every_node
 from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import MAX_NODES, Capacity, Shape, shape_of
 from jaxspec.models.batched import per_sequence
@@ -20,18 +20,11 @@ from jaxspec.verify import RULES, Rule
 
 @struct
 class Grown:
-    """A tree of fixed shape while it is drafted.
+    """A tree of fixed shape while it is drafted."""
 
-    Attributes:
-      tokens: int32 [B, N]; node 0 is the root.
-      is_in: bool [B, N], which nodes are candidates so far.
-      rows: float32 [B, I, V], the rows that were drawn from, of the nodes above the last level; None
-        for point masses.
-    """
-
-    tokens: jax.Array  # [B, N]
-    is_in: jax.Array  # [B, N]
-    rows: jax.Array | None = None  # [B, I, V]
+    tokens: jax.Array  # int32 [B, N]
+    is_in: jax.Array  # bool [B, N], nodes that are candidates so far
+    rows: jax.Array | None = None  # float32 [B, I, V], rows drawn from, above the last level
 
 
 class _Layered(ModelDrafter):
@@ -83,7 +76,7 @@ class _Layered(ModelDrafter):
             # A draft may have no mass on the target's tokens. NaN stays, for the verifier to flag.
             has_mass = jnp.any(rows != 0, axis=2, keepdims=True)
             is_candidate = jnp.broadcast_to(has_mass, tokens.shape)
-        is_in = self.is_read(level, state, view)[:, above]
+        is_in = self._is_read(level, state, view)[:, above]
         is_in &= is_candidate.reshape(batch, -1)[:, places]
         drawn_from = state.rows
         if drawn_from is not None:
@@ -94,7 +87,7 @@ class _Layered(ModelDrafter):
             rows=drawn_from,
         )
 
-    def is_read(self, level: int, state: Grown, view: View) -> jax.Array:
+    def _is_read(self, level: int, state: Grown, view: View) -> jax.Array:
         """Return which nodes of a level are parents of candidates."""
         here = self.layout.level(level)
         is_read = state.is_in[:, here] & (self.layout.children[here, 0] >= 0)[None]
@@ -112,22 +105,22 @@ class _Layered(ModelDrafter):
             depths=jnp.full_like(tokens, level),
             seen=jnp.broadcast_to(seen[None], (tokens.shape[0], *seen.shape)),
             offset=here.start,
+            is_read=self._is_read(level, state, view),
         )
 
     def finish(self, state: Grown, view: View) -> Proposed:
         """Return the tree with the rows that were drawn from."""
-        batch = view.length.shape[0]
-        is_path = self.capacity.is_path
-        rows = slots = None
+        is_path, rows = self.capacity.is_path, None
         if state.rows is not None:
             # Of a tree there are rows of inner nodes only; a leaf's is never read.
-            first = None if is_path else jnp.zeros(batch, jnp.int32)
+            first = None if is_path else jnp.zeros(state.rows.shape[0], jnp.int32)
             rows = Probabilities(values=state.rows, first=first)
-        if not is_path:
-            slots = jnp.tile(jnp.arange(self.capacity.max_nodes, dtype=jnp.int32), (batch, 1))
         tree = per_sequence(self.layout.tree)(state.tokens)
-        proposal = propose(self.rule.proposal, tree, rows)
-        return Proposed(proposal=proposal, is_in=state.is_in, slots=slots)
+        return Proposed(
+            proposal=propose(self.rule.proposal, tree, rows),
+            is_in=state.is_in,
+            slots=None if is_path else every_node(view, self.capacity),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +128,8 @@ class FixedTree(_Layered):
     """A tree of the same shape in each round.
 
     Point masses are the most probable tokens after each prefix, whatever the temperature. Sampled
-    kinds draw from the model's row: a network's at the target's own temperature and filters, a
-    callable's as it is. Two drafters that differ in the model alone are equal: they share programs.
+    kinds draw from the model's row, at the request's temperature and filters. Two drafters that
+    differ in the model alone are equal: they share programs.
 
     Attributes:
       model: a callable, or a network that takes trees.

@@ -68,15 +68,10 @@ class BatchedNetwork:
         return _each(one, (), jnp.arange(self.batch, dtype=jnp.int32))[1]
 
     def forward(self, params: Any, cache: Cache, block: Block) -> tuple[jax.Array, Cache]:
-        """Run a block of each sequence.
-
-        Args:
-          params: the network's parameters.
-          cache: of the batch.
-          block: with a leading B in every field.
+        """Run a block of each sequence, every field with a leading B.
 
         Returns:
-          (float32 [B, L, V], the cache).
+          (logits float32 [B, L, V], the cache).
         """
         guarded = self.model.guarded
         logits, cache = _each(lambda cache, block: guarded(params, cache, block), cache, block)
@@ -103,16 +98,16 @@ class BatchedNetwork:
         root: jax.Array,
         offset: jax.Array | int = 0,
     ) -> tuple[jax.Array, Cache]:
-        """Run consecutive nodes of each tree, those before them being in the cache.
+        """Run consecutive nodes of each tree; see `Block.of_tree`.
 
         Args:
           params: the network's parameters.
-          cache: of the batch.
+          cache: of the batch; holds the nodes before these.
           tokens: int32 [B, L].
           depths: int32 [B, L].
-          seen: bool [B, L, N], the nodes that each node attends to.
-          root: int32 [B], slot and position of the root.
-          offset: int32 [] or [B], node number of the first of these nodes.
+          seen: bool [B, L, N].
+          root: int32 [B].
+          offset: int32 [] or [B].
         """
         offset = jnp.broadcast_to(jnp.asarray(offset, jnp.int32), (self.batch,))
 
@@ -143,8 +138,8 @@ class BatchedNetwork:
           block_sizes: compiled block sizes, increasing; the last is N.
           tokens: int32 [B, N].
           depths: int32 [B, N].
-          seen: bool [B, N, N], the nodes that each node attends to; None for single paths.
-          root: int32 [B], slot and position of the root.
+          seen: bool [B, N, N]; None for single paths.
+          root: int32 [B].
           needed: int32 [], nodes of the largest tree.
           is_end: bool [B, N], nodes that end their text: their rows are zeros.
 

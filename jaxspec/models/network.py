@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec.checks import assert_kind, assert_whole, struct
 
@@ -32,7 +33,7 @@ class CacheError(ValueError):
 
 
 class ForwardError(ValueError):
-    """The results of a network's `forward` differ from what the protocol says."""
+    """The results of a network's `forward` differ from its protocol."""
 
 
 class TokensDifferError(ValueError):
@@ -136,6 +137,17 @@ class Keep(Protocol):
         """
 
 
+def keep_slots(cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
+    """Move slots as `Keep` says, in a cache whose arrays all have their slots on axis 1."""
+    places = jnp.arange(path.shape[0], dtype=jnp.int32)
+    sources = first + jnp.where(path >= 0, path, places)
+
+    def move(slots: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(slots, slots[:, sources], first, axis=1)
+
+    return jax.tree.map(move, cache)
+
+
 class Tokenizer(Protocol):
     """Text to token ids and back."""
 
@@ -154,7 +166,7 @@ class Tokenizer(Protocol):
 class GuardedForward:
     """A `Forward` with its arguments made valid and its results checked.
 
-    It holds no parameters, and is equal for models that share a forward: a static argument.
+    It holds no parameters and is equal for models that share a forward: a static argument.
     """
 
     name: str
@@ -163,13 +175,10 @@ class GuardedForward:
     forward: Forward
 
     def __call__(self, params: Any, cache: Cache, block: Block) -> tuple[jax.Array, Cache]:
-        """Run a block; its padding may be any token at any position.
+        """Run a block whose padding may be any token at any position; logits are float32.
 
-        A lookup beyond the end of a table of tokens or positions may give NaN, and a masked NaN
-        is still NaN, so padding is clipped into range.
-
-        Returns:
-          (logits float32 [L, V], the cache).
+        Padding is clipped into range: a lookup beyond the end of a table may give NaN, and a masked
+        NaN is still NaN.
 
         Raises:
           ForwardError: when traced, if logits or cache have another shape or dtype.
@@ -263,12 +272,9 @@ def assert_language_model(name: str, value: Any) -> None:
 
 
 def assert_same_tokens(target: LanguageModel, draft: LanguageModel) -> None:
-    """Raise unless the token ids that target and draft have in common mean the same.
+    """Raise TokensDifferError naming the first common id with different vocabulary entries.
 
     The vocabularies may be padded to different sizes: an id that one lacks has probability 0 there.
-
-    Raises:
-      TokensDifferError: naming the first common id with different vocabulary entries.
     """
     if target.tokenizer is None or draft.tokenizer is None:
         return

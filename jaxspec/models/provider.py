@@ -14,7 +14,7 @@ import dataclasses
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -47,10 +47,8 @@ class AnswerError(RowError):
         "reordered".
     """
 
-    def __init__(
-        self, message: str, fault: Literal["malformed", "missing", "extra", "reordered"]
-    ) -> None:
-        """Store the kind of fault beside the message."""
+    def __init__(self, message: str, fault: str) -> None:
+        """Store the kind of fault with the message."""
         super().__init__(message, fault=fault)
 
 
@@ -98,12 +96,7 @@ class Softmax:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What was asked of a model.
-
-    Attributes:
-      queries: contexts scored.
-      calls: invocations of the callback, or forwards of a network.
-    """
+    """What was asked of a model: contexts scored, and calls of the callback or forwards."""
 
     queries: int = 0
     calls: int = 0
@@ -121,9 +114,9 @@ class Provider:
       name: the model's id in records; comparisons need equal ids.
       vocab: V.
       ask: one context -> row [V]; or, with `is_batched`, a list of `Query` -> an `Answer` (or pair)
-        for each, with the same ids in the same order. A row is a numpy or JAX array of float64,
-        float32, float16 or bfloat16, a list of floats, or an object that numpy copies into such an
-        array. Rows are copied as they arrive, so a callback may reuse one buffer.
+        for each, with the same ids in the same order. A row is an array of float64, float32, float16
+        or bfloat16, a list of floats, or what numpy copies into such an array. Rows are copied as
+        they arrive, so a callback may reuse one buffer.
       is_batched: which of the two `ask` is.
       transform: None if rows are probabilities; `Softmax(temperature)` if they are logits.
       max_context: most tokens of a context that it can be asked about; None for no limit. A target's
@@ -147,10 +140,7 @@ class Provider:
         assert_kind("a provider's name", self.name, str, "a string, the model's id in records")
         place = f"provider {self.name!r}: "
         assert_whole(f"{place}vocab", self.vocab, 1)
-        if not callable(self.ask):
-            raise ValueError(
-                f"{place}ask is {described(self.ask)}: must be a function of a context"
-            )
+        assert_kind(f"{place}ask", self.ask, Callable, "a function of a context")
         assert_kind(f"{place}is_batched", self.is_batched, bool, "True or False")
         wanted = "None for rows of probabilities, Softmax(temperature) for logits"
         assert_kind(f"{place}transform", self.transform, Softmax | None, wanted)
@@ -164,13 +154,9 @@ class Provider:
     def rows(self, contexts: Sequence[Context]) -> tuple[np.ndarray, Usage]:
         """Ask for the rows of contexts, in one call if the provider is batched.
 
-        Args:
-          contexts: token ids, each of them a tuple.
-
         Returns:
           (float32 [n, V] probabilities, the usage). Without contexts there is no call. A row of
-          probabilities is divided by its sum where that is off 1 by more than float32 rounding: in
-          half precision it may be by 1e-2. Entries below the least normal float32 are 0.
+          probabilities is divided by its sum where that is off 1 by more than float32 rounding.
 
         Raises:
           RowError: naming the provider, the context and the value; an `AnswerError` if the answers
@@ -193,73 +179,61 @@ class Provider:
 
     def _copy(self, row: Any, context: Context | None) -> np.ndarray:
         """Copy a row into a separate array."""
-        place = _place(self.name, context)
+        place = f"{self.name}: row for context {_shown_context(context)}"
         # numpy would take the numbers of these and drop their meaning: a mask, a unit, a bool.
         if _is_other_array(row):
-            wanted = (
-                "with a probability where it is masked" if np.ma.isMA(row) else "np.asarray(row)"
-            )
-            raise AnswerError(
-                f"{place} is a {type(row).__name__}: give a plain array, {wanted}", "malformed"
-            )
+            is_masked = np.ma.isMA(row)
+            wanted = "with a probability where it is masked" if is_masked else "np.asarray(row)"
+            what = f"{place} is a {type(row).__name__}: give a plain array, {wanted}"
+            raise AnswerError(what, "malformed")
         strange = _strange_entry(row)
         if strange is not None:
             raise AnswerError(f"{place}: entry {strange} is {described(row[strange])}", "malformed")
         try:
             return np.array(row)
         except Exception as error:  # whatever the row's library raises for what it cannot copy
-            raise AnswerError(
-                f"{place} is not an array: {shortened(str(error))}", "malformed"
-            ) from error
+            what = f"{place} is not an array: {shortened(str(error))}"
+            raise AnswerError(what, "malformed") from error
 
     def _match(self, queries: list[Query], answers: Any) -> list[np.ndarray]:
         """Compare the ids of a batch of answers with those of its queries; return the rows."""
         first = _shown_context(queries[0].context)
         asked = f"expected ids 0 to {len(queries) - 1}, the first for context {first}"
+        shown_pair = f"wanted Answer(id, row); {asked}"
         if not hasattr(answers, "__iter__"):
-            raise AnswerError(
-                f"{self.name}: the batch callback returned a {type(answers).__name__}, wanted a list "
-                f"of Answer(id, row); {asked}",
-                "malformed",
-            )
+            what = f"the batch callback returned a {type(answers).__name__}, wanted a list of"
+            raise AnswerError(f"{self.name}: {what} Answer(id, row); {asked}", "malformed")
         contexts = dict(queries)
         rows: dict[int, np.ndarray] = {}
         for place, answer in enumerate(answers):
             where = f"{self.name}: answer {place}"
             if not isinstance(answer, tuple | list) or len(answer) != 2:
                 raise AnswerError(
-                    f"{where} is a {type(answer).__name__}, wanted Answer(id, row); {asked}",
-                    "malformed",
+                    f"{where} is a {type(answer).__name__}, {shown_pair}", "malformed"
                 )
             try:
                 number = operator.index(answer[0])
             except TypeError as error:
-                raise AnswerError(
-                    f"{where} has id {answer[0]!r}, not an integer; {asked}", "malformed"
-                ) from error
+                what = f"{where} has id {answer[0]!r}, not an integer; {asked}"
+                raise AnswerError(what, "malformed") from error
             if number not in contexts:
-                raise AnswerError(
-                    f"{self.name}: a row for id {number}, which was not asked for; {asked}", "extra"
-                )
-            shown_context = _shown_context(contexts[number])
+                what = f"{self.name}: a row for id {number}, which was not asked for; {asked}"
+                raise AnswerError(what, "extra")
             if number in rows:
-                raise AnswerError(
-                    f"{self.name}: two rows for id {number}, context {shown_context}", "extra"
-                )
+                what = f"two rows for id {number}, context {_shown_context(contexts[number])}"
+                raise AnswerError(f"{self.name}: {what}", "extra")
             rows[number] = self._copy(answer[1], contexts[number])
-        for query in queries:
-            if query.id not in rows:
-                shown_context = _shown_context(query.context)
-                raise AnswerError(
-                    f"{self.name}: no row for id {query.id}, context {shown_context}", "missing"
+        for number, context in queries:
+            if number not in rows:
+                what = f"no row for id {number}, context {_shown_context(context)}"
+                raise AnswerError(f"{self.name}: {what}", "missing")
+        for place, number in enumerate(rows):
+            if place != number:
+                wanted = f"wanted id {place}, context {_shown_context(contexts[place])}"
+                what = (
+                    f"answer {place} is for id {number}, {wanted}; return rows in the order asked"
                 )
-        for place, (query, number) in enumerate(zip(queries, rows, strict=True)):
-            if query.id != number:
-                raise AnswerError(
-                    f"{self.name}: answer {place} is for id {number}, wanted id {query.id}, context "
-                    f"{_shown_context(query.context)}; return rows in the order asked",
-                    "reordered",
-                )
+                raise AnswerError(f"{self.name}: {what}", "reordered")
         return list(rows.values())
 
 
@@ -303,33 +277,33 @@ def probabilities(
       RowError: naming model, context and value; its `fault` is "width", "non-finite" or
         "not a distribution".
     """
-    place = _place(name, context)
-    no_law = "not a distribution"
+
+    def bad(what: str, fault: str = "not a distribution") -> RowError:
+        place = f"{name}: row for context {_shown_context(context)}"
+        return RowError(f"{place}{what}", fault=fault)
+
     if values.shape != (vocab,):
-        raise RowError(f"{place} has shape {values.shape}, wanted ({vocab},)", fault="width")
+        raise bad(f" has shape {values.shape}, wanted ({vocab},)", "width")
     dtype = values.dtype.name
     if dtype not in MASS_TOLERANCE:
-        wanted = f"wanted a float type: {', '.join(MASS_TOLERANCE)}"
-        raise RowError(f"{place} has dtype {dtype}, {wanted}", fault=no_law)
+        raise bad(f" has dtype {dtype}, wanted a float type: {', '.join(MASS_TOLERANCE)}")
     exact = values.astype(np.float64)
     is_bad = ~np.isfinite(exact)
     if transform is not None:
         is_bad &= exact != -np.inf
     if is_bad.any():
-        kind, bad = "entry" if transform is None else "logit", int(np.argmax(is_bad))
-        raise RowError(f"{place}: {kind} {bad} is {exact[bad]}", fault="non-finite")
+        kind, at = "entry" if transform is None else "logit", int(np.argmax(is_bad))
+        raise bad(f": {kind} {at} is {exact[at]}", "non-finite")
     if transform is not None:
         if np.all(exact == -np.inf):
-            raise RowError(f"{place}: every logit is -inf, so it has no mass", fault=no_law)
+            raise bad(": every logit is -inf, so it has no mass")
         return transform(exact)
     if (exact < 0).any():
-        bad = int(np.argmax(exact < 0))
-        raise RowError(f"{place}: entry {bad} is {exact[bad]}, below 0", fault=no_law)
+        at = int(np.argmax(exact < 0))
+        raise bad(f": entry {at} is {exact[at]}, below 0")
     mass = float(exact.sum())
     if abs(mass - 1) > MASS_TOLERANCE[dtype]:
-        raise RowError(
-            f"{place}: mass is {mass}, not 1 within {MASS_TOLERANCE[dtype]}", fault=no_law
-        )
+        raise bad(f": mass is {mass}, not 1 within {MASS_TOLERANCE[dtype]}")
     # A row that float32 rounded from one of mass 1 has a mass within 2^-24 of it: it stays.
     return _single(exact if abs(mass - 1) <= 2**-23 else exact / mass)
 
@@ -343,16 +317,15 @@ def audit_provider(
 ) -> None:
     """Ask a provider again, in another order and one by one, and compare.
 
-    This finds providers with state, and rows that depend on the rest of their batch, if the
-    difference shows on these contexts. Each context is asked `1 + repeats` times, so do not call it
-    inside a decode whose calls are counted.
+    This finds state, and rows that depend on the rest of their batch, if they show on these contexts.
+    Each is asked `1 + repeats` times: do not call it inside a decode whose calls are counted.
 
     Args:
       provider: the model.
       contexts: what to ask.
       repeats: how often to ask again, at least once.
-      tolerance: greatest allowed difference of an entry; 0 for equal bits. A network that is
-        compiled for several batch sizes may need 1e-5.
+      tolerance: greatest allowed difference of an entry; 0 for equal bits. A network compiled for
+        several batch sizes may need 1e-5.
 
     Raises:
       ImpureProviderError: naming the context, the entry and both values.
@@ -376,10 +349,6 @@ def audit_provider(
                     f"{provider.name}: asked again for {_shown_context(contexts[index])}, entry "
                     f"{entry} is {again[0][entry]}, was {first[index][entry]}"
                 )
-
-
-def _place(name: str, context: Context | None) -> str:
-    return f"{name}: row for context {_shown_context(context)}"
 
 
 def _shown_context(context: Context | None) -> str:

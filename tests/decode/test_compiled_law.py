@@ -1,4 +1,4 @@
-"""The law of the compiled loop on the shipped pair, by counting decodes against the exact law.
+"""The law of the compiled loop on the bundled pair, by counting decodes against the exact law.
 
 The pair's rows after a prompt and up to two more characters are scored once, by the networks
 themselves; the loop then runs over networks that look them up, so that 200,000 decodes take seconds.
@@ -60,7 +60,7 @@ def rows_of(which: int) -> np.ndarray:
 def table(which: int) -> LanguageModel:
     """A network that looks its rows up by the characters after the prompt."""
     vocab = bundled_pair()[which].vocab
-    length = 1  # of a prompt, whose last character stands for all of it
+    length = 1  # of a prompt, represented by its last character
 
     def forward(params: Any, cache: Any, block: Block) -> tuple[jax.Array, Any]:
         seen, places = cache
@@ -100,7 +100,7 @@ def exact_law() -> np.ndarray:
 
 
 def draws_by_key(key: jax.Array, nodes: int, position: jax.Array) -> js.RoundDraws:
-    """Draws in one of three ways, told by the first word of the key, so that all compile to one."""
+    """Draws in one of three ways, by the first word of the key, so that one program serves all."""
     word = jax.random.key_data(key)[0]
     way = (word >> 29).astype(jnp.int32)
     good = js.round_draws(key, nodes, position)

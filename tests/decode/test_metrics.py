@@ -129,7 +129,7 @@ def committed(path: list[int], tokens: list[int], stop_tokens: tuple[int, ...] =
         ([0, 1, 5], [1, 2], ((1, True), (2, True))),
     ],
 )
-def test_what_was_tested_is_told_by_the_accepted_path(
+def test_what_was_tested_follows_from_the_accepted_path(
     path: list[int], tokens: list[int], tested: tuple[tuple[int, bool], ...]
 ) -> None:
     state = committed(path, tokens)
@@ -172,7 +172,7 @@ def test_the_chances_of_a_tree_are_the_targets_mass_on_the_candidates_below_each
     # The root's children are 1, 2 and 0; below node 1 they are 0 and 2; below 4 there are none.
     assert chances_of(with_path(record, [0, 1])) == pytest.approx((1.0, 0.7))
     assert chances_of(with_path(record, [0, 1, 4])) == pytest.approx((1.0, 0.7))
-    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 stands 1
+    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 is 1
     assert chances_of(with_path(record, [0, 3])) == pytest.approx((1.0,))
 
 

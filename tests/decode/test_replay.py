@@ -229,7 +229,7 @@ def test_other_draft_draws_that_lead_to_the_same_candidates_are_replayed() -> No
 
 
 @pytest.mark.parametrize("node", [1, 2])
-def test_other_draft_draws_that_lead_elsewhere_are_refused_and_the_node_named(node: int) -> None:
+def test_other_draft_draws_that_lead_elsewhere_are_an_error_that_names_the_node(node: int) -> None:
     record = rounds_of("path by token")[0]
     moved = record.draws.draft.at[node, 1].set((record.draws.draft[node, 1] + 0.5) % 1)
     draws = js.RoundDraws(draft=moved, verify=record.draws.verify)
@@ -237,7 +237,7 @@ def test_other_draft_draws_that_lead_elsewhere_are_refused_and_the_node_named(no
         replay_round(record, draws)
 
 
-def test_draws_of_another_kind_or_for_another_tree_are_refused() -> None:
+def test_draws_of_another_kind_or_for_another_tree_are_an_error() -> None:
     record = rounds_of("path by token")[0]
     with pytest.raises(js.DrawError, match=r"shapes \(9, 2\) and \(9,\): .* room for 3 nodes"):
         replay_round(record, round_draws(jax.random.key(0), 9))
@@ -247,7 +247,7 @@ def test_draws_of_another_kind_or_for_another_tree_are_refused() -> None:
             replay_round(record, other)
 
 
-def test_draft_draws_of_a_tree_that_nobody_drew_do_not_matter() -> None:
+def test_draft_draws_of_deterministic_candidates_do_not_matter() -> None:
     record = rounds_of("adaptive tree")[0]
     moved = js.RoundDraws(draft=1 - record.draws.draft, verify=record.draws.verify)
     _, verdict = replay_round(record, moved)

@@ -136,9 +136,9 @@ def test_a_bad_argument_is_named_with_its_value_in_a_batch_with_its_sequence(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompts": []}, "prompts is of type list: must be a sequence of at least one prompt"),
-        ({"prompts": 5}, "prompts is 5, of type int: must be a sequence of at least one prompt"),
-        ({"prompts": iter([[1], [2]])}, "prompts is of type list_iterator: must be a sequence"),
+        ({"prompts": []}, "prompts is []: must be a sequence of at least one prompt"),
+        ({"prompts": 5}, "prompts is 5: must be a sequence of at least one prompt"),
+        ({"prompts": iter([[1], [2]])}, ": must be a sequence of at least one prompt"),
         ({"new_tokens": [1, 2, 3]}, "new_tokens is [1, 2, 3]: must be one value for all sequences"),
         ({"temperature": {0.5, 1.0}}, "must be one value for all sequences, or one for each of 2"),
         (
@@ -151,9 +151,9 @@ def test_a_bad_argument_is_named_with_its_value_in_a_batch_with_its_sequence(
         ),
         (
             {"keys": KEY},
-            "keys must be 2 typed keys, jax.random.split(jax.random.key(seed), 2), not",
+            "must be 2 typed keys, jax.random.split(jax.random.key(seed), 2)",
         ),
-        ({"keys": jax.random.PRNGKey(0)}, "keys must be 2 typed keys"),
+        ({"keys": jax.random.PRNGKey(0)}, "must be 2 typed keys"),
     ],
 )
 def test_a_bad_argument_of_a_batch_is_named(change: dict[str, Any], message: str) -> None:
@@ -165,7 +165,7 @@ def test_a_bad_argument_of_a_batch_is_named(change: dict[str, Any], message: str
 @pytest.mark.parametrize("key", [0, None, jax.random.PRNGKey(0), keys(2)])
 def test_a_key_that_is_not_one_typed_key_is_an_error(key: Any) -> None:
     for start in (PLAIN.start, lambda prompt, key: BATCH.start([prompt], key)):
-        with pytest.raises(ValueError, match=r"key must be one typed key, jax\.random\.key"):
+        with pytest.raises(ValueError, match=r"key is .*: must be one typed key, jax\.random\.key"):
             start([0], key)
 
 

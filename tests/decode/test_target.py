@@ -1,5 +1,6 @@
 """Targets from callables: which contexts are asked about, in how many calls, where the rows land."""
 
+import dataclasses
 import itertools
 from typing import Any, Literal
 
@@ -201,9 +202,13 @@ def test_rows_that_were_not_asked_for_are_never_read_by_a_verifier() -> None:
         (TREE, (9, 4), "context entry 0 is 9, outside the vocabulary of 5"),
         (js.make_tree([4, 0, 5], [-1, 0, 1]), (4,), "node 2: token 5 is outside target's vocab"),
         (js.chain(jnp.array([0, -1])), (4,), "node 2: token -1 is outside target's vocabulary"),
-        (TREE.replace(parents=TREE.parents.at[2].set(3)), (2, 4), "node 2: parent 3 must be"),
-        (TREE.replace(level_sizes=TREE.level_sizes * 3), (2, 4), "counts 18 nodes"),
-        (TREE.replace(level_sizes=TREE.level_sizes * 0), (2, 4), "counts 0 nodes"),
+        (
+            dataclasses.replace(TREE, parents=TREE.parents.at[2].set(3)),
+            (2, 4),
+            "node 2: parent 3 must be",
+        ),
+        (dataclasses.replace(TREE, level_sizes=TREE.level_sizes * 3), (2, 4), "counts 18 nodes"),
+        (dataclasses.replace(TREE, level_sizes=TREE.level_sizes * 0), (2, 4), "counts 0 nodes"),
     ],
 )
 def test_a_tree_that_does_not_fit_is_an_error_before_anything_is_asked(

@@ -58,11 +58,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
         f"Policy({field.name})": lambda x, name=field.name: AdaptiveTreePolicy(**{name: x})
         for field in dataclasses.fields(AdaptiveTreePolicy)
     },
-    "width": POLICY.width,
-    "next_depth(depth)": lambda x: POLICY.next_depth(x, 0, 1),
-    "next_depth(accepted)": lambda x: POLICY.next_depth(1, x, 1),
-    "next_depth(proposed)": lambda x: POLICY.next_depth(1, 0, x),
-    "draft(context)": FixedTree(DRAFT, (1,)).draft,
     "draft(depth)": lambda x: FixedTree(DRAFT, (1,)).draft((0,), depth=x),
     "top_k(row)": lambda x: top_k(x, 1),
     "top_k(k)": lambda x: top_k([0.5, 0.5], x),

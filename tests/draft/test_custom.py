@@ -85,7 +85,7 @@ class Repeat(Drafter):
 
     def propose(self, view: View) -> Proposed:
         def one(token: jax.Array) -> js.PointMass:
-            repeated = jnp.full(self.depth + 1, token).at[2].set((token + 1) % self.vocab)
+            repeated = jnp.full(self.depth + 1, token).at[1].set((token + 1) % self.vocab)
             tokens = jnp.concatenate([token[None], repeated])
             parents = jnp.array([-1, 0, 0, 1, *range(3, self.depth + 1)], jnp.int32)
             sizes = {"max_children": 2, "max_depth": self.depth}
@@ -112,13 +112,13 @@ def test_a_custom_drafter_decodes_one_text_in_both_loops() -> None:
     [
         ({"capacity": (2, 1, 1)}, "the capacity of Wrong is of type tuple: must be a Capacity"),
         ({"capacity": Capacity(0, 1, 0)}, "max_nodes of Wrong is 0"),
-        ({"rule": "token"}, r'the rule of Wrong is .*RULES\["token"\]'),
+        ({"rule": "token"}, r'rule is .*RULES\["token"\]'),
         (
             {"block_sizes": (1, 4)},
             r"block_sizes of Wrong are \[1, 4\]: must .* end with max_nodes, 5",
         ),
         ({"first_depth": -1}, "first_depth of Wrong is -1"),
-        ({"model": len}, "model is of type builtin_function_or_method: must be"),
+        ({"model": len}, "the model of Wrong is of type builtin_function_or_method: must be"),
     ],
 )
 def test_an_inconsistent_custom_drafter_is_an_error_in_both_loops(wrong: Any, message: str) -> None:

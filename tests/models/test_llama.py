@@ -11,10 +11,7 @@ import pytest
 from jaxspec.models.llama import (
     LlamaConfig,
     init_llama,
-    init_llama_cache,
-    keep_slots,
     llama,
-    llama_forward,
     rope_frequencies,
     wanted_shapes,
 )
@@ -202,11 +199,11 @@ def test_kept_slots_are_moved_exactly_ragged_and_nothing_behind_the_front_is_tou
     rng = np.random.default_rng(0)
     batch = jax.tree.map(
         lambda a: rng.normal(size=(4, *a.shape)).astype(jnp.bfloat16),
-        init_llama_cache(CONFIG, jnp.bfloat16, SLOTS),
+        llama(CONFIG, shapes(jnp.bfloat16)).init_cache(SLOTS),
     )
     at = [0, 3, SLOTS - 8, 10]
     paths = [[0, 2, 5, 7], [0, 1, 2, 3], [0, 3, -1, -1], [0, -1, -1, -1]]
-    keep = jax.jit(jax.vmap(keep_slots))
+    keep = jax.jit(jax.vmap(llama(CONFIG, shapes(jnp.bfloat16)).keep))
     kept = keep(batch, np.array(at, np.int32), np.array(paths, np.int32))
     for new, old in zip(arrays(kept), arrays(batch), strict=True):
         for row, (start, path) in enumerate(zip(at, paths, strict=True)):
@@ -248,9 +245,9 @@ def products(jaxpr):
 def test_a_network_multiplies_and_caches_in_the_dtype_of_its_weights(dtype):
     model = llama(CONFIG, shapes(dtype))
     cache = jax.eval_shape(lambda: model.init_cache(SLOTS))
-    program, (logits, after) = jax.make_jaxpr(
-        functools.partial(llama_forward, CONFIG), return_shape=True
-    )(model.params, cache, text_block(TEXT[:8], 0))
+    program, (logits, after) = jax.make_jaxpr(model.forward, return_shape=True)(
+        model.params, cache, text_block(TEXT[:8], 0)
+    )
     found = list(products(program.jaxpr))
     assert len(found) == CONFIG.layers * 9 + 1
     assert all(names == {jnp.dtype(dtype).name} for names in found)
@@ -270,7 +267,7 @@ def test_drawn_weights_are_those_that_a_checkpoint_must_have():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kv_heads": 3}, "4 heads do not share 3 heads of keys evenly"),
+        ({"kv_heads": 3}, "4 heads are not a multiple of 3 kv heads"),
         ({"head_width": 8}, "heads of width 8 need half as many rope_frequencies, not 3"),
         ({"layers": 0}, "layers is 0: must be a whole number, at least 1"),
         ({"vocab": True}, "vocab is True: must be a whole number"),
@@ -291,11 +288,11 @@ def test_sizes_that_do_not_fit_each_other_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab": 14}, r"params\.embedding has shape \(13, 16\), its config wants \(14, 16\)"),
+        ({"vocab": 14}, r"params\.embedding has shape \(13, 16\), its config asks for \(14, 16\)"),
         ({"hidden": 23}, r"params\.layers\[0\]\.gate has shape \(24, 16\), .* \(23, 16\)"),
-        ({"layers": 3}, "params have 2 layers, their config wants 3"),
-        ({"is_tied": True}, r"params\.head has shape \(13, 16\), its config wants None"),
-        ({"has_biases": False}, r"layers\[0\]\.query_bias has shape \(24,\), .* wants None"),
+        ({"layers": 3}, "params have 2 layers, config has 3"),
+        ({"is_tied": True}, r"params\.head has shape \(13, 16\), its config asks for None"),
+        ({"has_biases": False}, r"layers\[0\]\.query_bias has shape \(24,\), .* asks for None"),
     ],
 )
 def test_weights_of_another_network_are_refused_by_name_with_both_shapes(change, message):
@@ -305,5 +302,5 @@ def test_weights_of_another_network_are_refused_by_name_with_both_shapes(change,
 
 def test_a_weight_that_the_sizes_ask_for_must_be_there():
     params = dataclasses.replace(shapes(jnp.float32), head=None)
-    with pytest.raises(ValueError, match=r"params\.head has shape None, .* wants \(13, 16\)"):
+    with pytest.raises(ValueError, match=r"params\.head has shape None, .* asks for \(13, 16\)"):
         llama(CONFIG, params)

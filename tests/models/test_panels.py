@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import models
-from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
+from jaxspec.models.llama import LlamaConfig, in_panels, init_llama, llama, rope_frequencies
 from jaxspec.models.network import Block
 from jaxspec.models.panels import Panels, cut, dense, whole_of
+from training.save import save_huggingface
 
 CONFIG = LlamaConfig(
     vocab=13,
@@ -40,7 +40,7 @@ def pair():
         for layer in model.params.layers
     )
     model = dataclasses.replace(model, params=dataclasses.replace(model.params, layers=layers))
-    return model, models.in_panels(model)
+    return model, in_panels(model)
 
 
 def logits(model, length, batch):
@@ -89,14 +89,14 @@ def test_a_network_in_panels_is_saved_as_the_network(tmp_path):
     pytest.importorskip("safetensors")
     config = dataclasses.replace(CONFIG, has_biases=False)
     model = llama(config, init_llama(jax.random.key(2), config))
-    for name, params in (("plain", model.params), ("panels", models.in_panels(model).params)):
-        models.save_huggingface(tmp_path / name, config, params, dtype=np.float32)
+    for name, params in (("plain", model.params), ("panels", in_panels(model).params)):
+        save_huggingface(tmp_path / name, config, params, dtype=np.float32)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "panels")]
     assert weights[0] == weights[1]
 
 
 def test_a_network_in_panels_stays_as_it_is(pair):
-    again = models.in_panels(pair[1])
+    again = in_panels(pair[1])
     leaves = (jax.tree.leaves(each.params) for each in (again, pair[1]))
     for ours, theirs in zip(*leaves, strict=True):
         assert ours is theirs
@@ -104,5 +104,5 @@ def test_a_network_in_panels_stays_as_it_is(pair):
 
 def test_only_networks_made_by_llama_are_cut(pair):
     other = dataclasses.replace(pair[0], params={"embedding": jnp.ones((13, 16))}, name="other")
-    with pytest.raises(ValueError, match="other is no network made by `llama`"):
-        models.in_panels(other)
+    with pytest.raises(ValueError, match="other was not made by `llama`"):
+        in_panels(other)

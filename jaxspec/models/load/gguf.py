@@ -91,8 +91,7 @@ def load_gguf(
         if not each.endswith(_LEFTOVERS)
     }
     divisors = tensors.pop(_DIVISORS)() if _DIVISORS in tensors else None
-    is_tied = LAYOUT["head"] not in tensors
-    config = network_config(values, _rope(values, divisors), is_tied=is_tied)
+    config = network_config(values, _rope(values, divisors))
     for suffix, heads in ((".attn_q.weight", config.heads), (".attn_k.weight", config.kv_heads)):
         for each in tensors:
             if each.endswith(suffix):
@@ -125,7 +124,7 @@ def _values(path: object, stored: dict[str, Any], listed: Mapping[str, StoredTen
     scale = values["attention_scale"] or width**-0.5  # 0: not set
     if not math.isclose(scale, width**-0.5, rel_tol=1e-5):
         raise values.error("attention_scale", f"must be {width**-0.5:g} for this head")
-    values["vocab"] = vocab
+    values |= {"vocab": vocab, "is_tied": LAYOUT["head"] not in listed}
     return values
 
 
@@ -181,7 +180,7 @@ def _tokenizer(values: Values, stored: Mapping[str, Any], vocab: int) -> TextTok
     if values["tokenizer"] != "gpt2" or cut not in tuple(_SINGLE_DIGITS):
         return None
     values = read(values.path, stored, GGUF_TOKENIZER, prefix="tokenizer.")
-    entries, kinds = values["entries"], values["kinds"] or []
+    entries, kinds = values["entries"], [] if values["kinds"] is None else values["kinds"]
     # By type first: a truth value equals 0 or 1.
     is_fine = isinstance(kinds, list) and all(type(x) is int and x in _KINDS for x in kinds)
     if not is_fine or len(kinds) not in (0, len(entries)):

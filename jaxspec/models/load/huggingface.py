@@ -162,7 +162,7 @@ def _config(values: Values) -> LlamaConfig:
     if is_qwen2 and (kinds is not None or values["full_layers"] >= layers):
         is_windowed = False
     values["window"] = values["window"] if is_windowed else None
-    return network_config(values, _rope(values), is_tied=values["is_tied"], has_biases=is_qwen2)
+    return network_config(values, _rope(values))
 
 
 def _rope(values: Values) -> Rope:

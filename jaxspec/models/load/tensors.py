@@ -102,25 +102,16 @@ def head_width(values: Values) -> int:
     return values["head_width"]
 
 
-def network_config(values: Values, rope: Rope, **fields: Any) -> LlamaConfig:
-    """Return the sizes of a network: those of a file, or, of the same names, `fields`."""
+def network_config(values: Values, rope: Rope) -> LlamaConfig:
+    """Return the sizes that a file states under the names of `LlamaConfig`."""
     window, width = values["window"], head_width(values)
     if window and window < (values["max_context"] or math.inf):
         raise values.error("window", "shorter than the context: this package has no windows")
-    names = (
-        "vocab",
-        "width",
-        "layers",
-        "heads",
-        "kv_heads",
-        "hidden",
-        "norm_epsilon",
-        "max_context",
-    )
-    sizes: dict[str, Any] = {**{name: values.get(name) for name in names}, **fields}
-    sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
+    names = {field.name for field in dataclasses.fields(LlamaConfig)}
+    sizes = {name: value for name, value in values.items() if name in names}
+    sizes |= {"head_width": width, "kv_heads": values["kv_heads"] or values["heads"]}
     with wrapped(values.path):
-        return LlamaConfig(head_width=width, rope_frequencies=rope.frequencies(width), **sizes)
+        return LlamaConfig(rope_frequencies=rope.frequencies(width), **sizes)
 
 
 def params_from_tensors(

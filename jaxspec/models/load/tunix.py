@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.extras import require
-from jaxspec.models.llama import keep_slots
-from jaxspec.models.network import Block, Cache, CacheError, LanguageModel, Tokenizer
+from jaxspec.models.network import Block, Cache, CacheError, LanguageModel, Tokenizer, keep_slots
 
 _LIMITED = {
     "Llama3": None,

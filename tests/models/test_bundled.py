@@ -1,20 +1,28 @@
-"""The trained pair that comes with the package: what it weighs, and what it is worth."""
+"""The bundled text, n-gram models and pair of networks: size, source and quality."""
 
+import hashlib
 import importlib.resources
 import json
 import sys
 
 import jax
+import numpy as np
 import pytest
 
-from jaxspec.models import bundled_ngrams, bundled_text, encode, split_text
+from jaxspec.models import (
+    CharacterTokenizer,
+    bundled_ngrams,
+    bundled_pair,
+    bundled_text,
+    split_text,
+)
 from jaxspec.models.load.huggingface import load_huggingface
 from jaxspec.models.network import Tokenizer, assert_same_tokens
-from jaxspec.models.pair import CharacterTokenizer, bundled_pair
-from jaxspec.models.text import TextError
-from training.figures import agreement, alpha, bits, ngram_rows, text_rows
+from jaxspec.models.text import TextError, encode
+from training.measure import agreement, alpha, bits, ngram_rows, text_rows
 
-DATA = importlib.resources.files("jaxspec.models") / "data" / "pair"
+PACKED = importlib.resources.files("jaxspec.models") / "data"
+DATA = PACKED / "pair"
 VERSE = "In the beginning God created the heaven and the earth.\nAnd the earth"
 
 
@@ -26,7 +34,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def rows(text):
-    """What target and draft say to it."""
+    """The rows of target and draft for it."""
     return tuple(text_rows(model, text, 256) for model in bundled_pair())
 
 
@@ -39,7 +47,7 @@ def test_the_pair_weighs_less_than_4_500_000_bytes():
     assert sum(len(file.read_bytes()) for file in files) < 4_500_000
 
 
-def test_target_and_draft_speak_of_the_characters_of_the_shipped_text():
+def test_target_and_draft_have_the_characters_of_the_bundled_text():
     target, draft = bundled_pair()
     assert bundled_pair()[0] is target
     assert_same_tokens(target, draft)
@@ -97,3 +105,32 @@ def test_the_card_has_the_figures_of_these_weights(rows, text):
         assert bits(row, text) == pytest.approx(figures["bits"][which], abs=0.15)
     assert alpha(*rows) == pytest.approx(figures["alpha"]["draft"], abs=0.03)
     assert figures["bits"]["target"] < min(figures["bits"][f"{n}-gram"] for n in (3, 4, 5, 6))
+
+
+def test_the_n_gram_models_share_their_tables(held_out):
+    target, draft = bundled_ngrams()
+    assert (target.order, draft.order) == (5, 3)
+    assert target.alphabet == draft.alphabet == "".join(sorted(set(bundled_text())))
+    assert draft.tables[2] is target.tables[2] is bundled_ngrams()[0].tables[2]
+    with pytest.raises(ValueError, match="read-only"):
+        target.tables[0].counts[0] = 0
+    after = target.row(encode("unto the LOR", target.alphabet))
+    assert target.alphabet[int(after.argmax())] == "D"
+    # The acceptances that the docstring of bundled_ngrams gives.
+    for order, kept in ((2, 0.45), (3, 0.64), (4, 0.82)):
+        p, q = target.rows(held_out), target.truncated(order).rows(held_out)
+        assert float(np.minimum(p, q).sum(axis=-1).mean()) == pytest.approx(kept, abs=0.01)
+    assert bundled_ngrams(3, 5)[1].order == 5
+    with pytest.raises(TextError, match="order -1"):
+        bundled_ngrams(5, -1)
+
+
+def test_the_bundled_text():
+    text = bundled_text()
+    assert len((PACKED / "kjv.txt.xz").read_bytes()) < 1_000_000
+    assert len(text) == 4_153_207
+    assert text.isascii()
+    assert len(set(text)) == 73
+    assert sum(line[-1:].isdigit() for line in text.splitlines()) == 1189  # chapter headings
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    assert checksum in (PACKED / "README.md").read_text(encoding="utf-8")

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("optax", reason="the extra train is not installed")
 pytest.importorskip("safetensors", reason="the extra models is not installed")
 
-from jaxspec.models import encode
 from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
 from jaxspec.models.load.huggingface import load_huggingface
-from training.figures import alpha, bits, text_rows
+from jaxspec.models.text import encode
+from training.measure import alpha, bits, text_rows
 from training.save import save_huggingface
 from training.train import Stage, distillation_loss, main, text_loss, train
 

@@ -19,6 +19,9 @@ from jax.experimental import checkify
 
 T = TypeVar("T")
 
+Progress = Callable[[str, int, int], None]
+"""Called as progress(what was just done, steps done, all steps), first when nothing is done."""
+
 MASS_TOLERANCE = {"float64": 1e-5, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 """By how much the mass of a row of probabilities may differ from 1, by the dtype it is stored in."""
 
@@ -37,7 +40,16 @@ class DrawError(ValueError):
 
 
 class RowError(ValueError):
-    """A next-token row is not a distribution over its vocabulary."""
+    """A next-token row is not a distribution over its vocabulary.
+
+    Attributes:
+      fault: the kind of fault, where a model's answer was checked; else None.
+    """
+
+    def __init__(self, *message: object, fault: str | None = None) -> None:
+        """Store the message and the kind of fault."""
+        super().__init__(*message)
+        self.fault = fault
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -105,16 +117,6 @@ def assert_function(name: str, value: Any, wanted: str) -> None:
     """Raise ValueError unless a value can be called."""
     if not callable(value):
         raise ValueError(f"{name} is {described(value)}: must be {wanted}")
-
-
-def assert_members(name: str, value: Any, protocol: type, wanted: str) -> None:
-    """Raise ValueError unless a value has all members of a protocol."""
-    if isinstance(value, type):
-        raise ValueError(f"{name} is {described(value)}, not an instance of it: {wanted}")
-    members = [member for member in vars(protocol) if not member.startswith("_")]
-    lacking = ", ".join(member for member in members if not hasattr(value, member))
-    if lacking:
-        raise ValueError(f"{name} is {described(value)}, which has no {lacking}: {wanted}")
 
 
 def assert_array(name: str, value: Any, axes: Mapping[str, int | None], dtype: Any) -> None:

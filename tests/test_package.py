@@ -55,7 +55,7 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
     assert importlib.metadata.version("jaxspec-decoding") == js.__version__
 
 
-def test_jaxspec_depends_on_jax_jaxlib_chex_and_numpy_and_is_typed() -> None:
+def test_jaxspec_is_typed_and_depends_on_the_five_declared_libraries_only() -> None:
     assert (SOURCE / "py.typed").is_file()
     needs = importlib.metadata.requires("jaxspec-decoding") or []
     always = [need for need in needs if "extra" not in need]
@@ -64,6 +64,7 @@ def test_jaxspec_depends_on_jax_jaxlib_chex_and_numpy_and_is_typed() -> None:
         "jax",
         "jaxlib",
         "numpy",
+        "scipy",
     ]
 
 

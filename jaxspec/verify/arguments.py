@@ -51,9 +51,16 @@ def arguments(
     assert_kind("bonus", bonus, BOOLS, "a bool")
     bonus = jnp.asarray(bonus)
     assert_array("bonus", bonus, {}, jnp.bool_)
-    rows = {"target": target, "draft": draft}
-    rooms = {"target_room": _room(target), "draft_room": _room(draft)}
-    return Arguments(kind=type(proposal), draws=draws, tree=tree, bonus=bonus, **rows, **rooms)
+    return Arguments(
+        kind=type(proposal),
+        draws=draws,
+        tree=tree,
+        target=target,
+        draft=draft,
+        target_room=_room(target),
+        draft_room=_room(draft),
+        bonus=bonus,
+    )
 
 
 def assert_proposal(

@@ -118,9 +118,9 @@ def verify_tree(
     """Verify a tree of candidates from the root down, siblings in order.
 
     A sibling is accepted with the mass that is left for it and the walk follows it; a rejected one
-    is subtracted from the row, by the law it was drawn from. If none is accepted, one token is drawn from
-    what is left and ends the round; at a leaf the round ends, with `bonus` after one more token from
-    the leaf's row. A tree of the root alone emits one token of the target row.
+    is subtracted from the row, by the law it was drawn from. If none is accepted, one token is drawn
+    from what is left and ends the round; at a leaf the round ends, with `bonus` after one more token
+    from the leaf's row. A tree of the root alone emits one token of the target row.
 
     The emitted tokens, completed with the target, have exactly the target's law: for point masses
     whatever the candidates; for sampled ones if siblings are in the order drawn and each draft

@@ -268,11 +268,11 @@ def in_panels(model: LanguageModel) -> LanguageModel:
         return model
     matrices = ("query", "key", "value", "output", "gate", "up", "down")
 
-    def in_panels(layer: LlamaLayer) -> LlamaLayer:
+    def cut_layer(layer: LlamaLayer) -> LlamaLayer:
         panels: dict[str, Any] = {name: cut(getattr(layer, name)) for name in matrices}
         return dataclasses.replace(layer, **panels)
 
-    layers = tuple(map(in_panels, model.params.layers))
+    layers = tuple(map(cut_layer, model.params.layers))
     return dataclasses.replace(model, params=dataclasses.replace(model.params, layers=layers))
 
 

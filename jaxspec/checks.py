@@ -19,6 +19,9 @@ from jax.experimental import checkify
 
 T = TypeVar("T")
 
+Progress = Callable[[str, int, int], None]
+"""Called as progress(what was just done, steps done, all steps), first when nothing is done."""
+
 MASS_TOLERANCE = {"float64": 1e-5, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 """How far from 1 the mass of a row of probabilities may lie, by the dtype it is stored in."""
 

@@ -56,7 +56,7 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
     assert importlib.metadata.version("jaxspec-decoding") == js.__version__
 
 
-def test_run_time_needs_jax_jaxlib_chex_numpy_and_nothing_else() -> None:
+def test_run_time_needs_the_five_declared_libraries_and_nothing_else() -> None:
     needs = importlib.metadata.requires("jaxspec-decoding") or []
     always = [need for need in needs if "extra" not in need]
     assert sorted(re.split(r"[^\w-]", need)[0] for need in always) == [
@@ -64,6 +64,7 @@ def test_run_time_needs_jax_jaxlib_chex_numpy_and_nothing_else() -> None:
         "jax",
         "jaxlib",
         "numpy",
+        "scipy",
     ]
 
 

@@ -3,18 +3,12 @@
 from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import Ending
 from jaxspec.decode.compiled import CompiledDecoder
-from jaxspec.decode.compiled_state import BatchState, DecodedText, Source, texts_of
+from jaxspec.decode.files import load, save
 from jaxspec.decode.host import DecodeError, Decoder
-from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
-from jaxspec.decode.rounds import (
-    Difference,
-    RoundRecord,
-    differences,
-    load_rounds,
-    replay_round,
-    save_rounds,
-)
-from jaxspec.decode.state import DecodeState, RoundSummary, load_state, save_state
+from jaxspec.decode.metrics import Metrics, Rate, metrics_of
+from jaxspec.decode.request import Options, Request
+from jaxspec.decode.rounds import Difference, RoundRecord, differences, replay_round
+from jaxspec.decode.state import BatchState, DecodedText, DecodeState, Source
 from jaxspec.decode.target import CallableTarget, Scores, Target, as_target, node_contexts
 
 __all__ = (
@@ -29,21 +23,18 @@ __all__ = (
     "Difference",
     "Ending",
     "Metrics",
+    "Options",
     "Rate",
+    "Request",
     "RoundRecord",
-    "RoundSummary",
     "Scores",
     "Source",
     "Target",
     "as_target",
-    "chances_of",
     "differences",
-    "load_rounds",
-    "load_state",
+    "load",
     "metrics_of",
     "node_contexts",
     "replay_round",
-    "save_rounds",
-    "save_state",
-    "texts_of",
+    "save",
 )

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxspec.checks import MASS_TOLERANCE, RowError, assert_kind, assert_whole, described
-from jaxspec.storage.files import shortened, shown
-from jaxspec.storage.typed import Token
+from jaxspec.storage import Token, shortened, shown
 
 Context: TypeAlias = tuple[Token, ...]
 """Token ids of the prompt, the committed tokens and a path, in order."""

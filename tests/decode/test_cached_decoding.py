@@ -32,7 +32,7 @@ def drafters(draft: Provider) -> dict[str, Drafter]:
         "none": NoDraft(),
         "path by token": SampledPath(draft, depth=4),
         "path by block": SampledPath(draft, depth=4, rule=js.RULES["block"]),
-        "fixed tree": FixedTree(draft, widths=(2, 1)),
+        "fixed tree": FixedTree(draft, (2, 1)),
         "adaptive tree": AdaptiveTree(draft, POLICY),
     }
 
@@ -55,9 +55,9 @@ def decoders(name: str, temperature: float, target: Any = FAKE) -> tuple[Decoder
     """The same decoder with cached networks and with rows made by hand."""
     softmax = Softmax(temperature)
     draft = cached(NOISY, transform=softmax).provider()
-    ours = Decoder(cached(target, transform=softmax), drafters(draft)[name], new_tokens=24)
+    ours = Decoder(cached(target, transform=softmax), drafters(draft)[name])
     plain = drafters(by_hand("draft", NOISE, softmax))[name]
-    return ours, Decoder(by_hand("target", 0.0, softmax), plain, new_tokens=24)
+    return ours, Decoder(by_hand("target", 0.0, softmax), plain)
 
 
 def greedy_text(count: int) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def greedy_text(count: int) -> tuple[int, ...]:
 @each_drafter
 def test_at_temperature_zero_the_text_is_that_of_plain_greedy_decoding(name: str) -> None:
     decoder, _ = decoders(name, 0.0)
-    state = decoder.run(PROMPT, jax.random.key(0))
+    state = decoder.run(PROMPT, jax.random.key(0), new_tokens=24)
     assert state.tokens == greedy_text(24)
     if name != "none":
         accepted = [each.num_accepted for each in state.rounds]
@@ -85,7 +85,8 @@ def test_at_temperature_zero_the_text_is_that_of_plain_greedy_decoding(name: str
 def test_text_and_counts_are_those_of_rows_made_by_hand(name: str) -> None:
     for seed in range(2):
         ours, by_hand = (
-            decoder.run(PROMPT, jax.random.key(seed)) for decoder in decoders(name, 1.0)
+            decoder.run(PROMPT, jax.random.key(seed), new_tokens=24)
+            for decoder in decoders(name, 1.0)
         )
         assert ours.tokens == by_hand.tokens
         for mine, other in zip(ours.rounds, by_hand.rounds, strict=True):
@@ -98,12 +99,12 @@ def test_text_and_counts_are_those_of_rows_made_by_hand(name: str) -> None:
 @pytest.mark.parametrize("name", ["none", "path by token", "path by block"])
 def test_a_network_that_takes_no_mask_decodes_by_paths(name: str) -> None:
     decoder, _ = decoders(name, 0.0, PATH_ONLY)
-    assert decoder.run(PROMPT, jax.random.key(0)).tokens == greedy_text(24)
+    assert decoder.run(PROMPT, jax.random.key(0), new_tokens=24).tokens == greedy_text(24)
 
 
 def test_a_decode_resumed_with_an_empty_cache_goes_on_as_it_would_have() -> None:
     decoder, _ = decoders("fixed tree", 1.0)
-    states = list(decoder.rounds(decoder.start(PROMPT, jax.random.key(4))))
+    states = list(decoder.rounds(decoder.start(PROMPT, jax.random.key(4), new_tokens=24)))
     again, _ = decoders("fixed tree", 1.0)
     assert again.resume(states[2][0]).tokens == states[-1][0].tokens
 

@@ -12,15 +12,16 @@ import jaxspec as js
 from jaxspec.decode import (
     Decoder,
     DecodeState,
+    Ending,
     Metrics,
     Rate,
     RoundRecord,
-    RoundSummary,
     Scores,
-    chances_of,
     metrics_of,
 )
-from jaxspec.draft import Draft, FixedTree, SampledPath
+from jaxspec.decode.metrics import chances_of
+from jaxspec.decode.state import RoundSummary
+from jaxspec.draft import FixedTree, HostDraft, SampledPath
 from jaxspec.models.provider import Usage
 
 
@@ -95,9 +96,7 @@ def test_the_rounds_may_come_from_an_iterator() -> None:
 TREE = js.make_tree([0, 1, 2, 0, 0, 2, 1], [-1, 0, 0, 0, 1, 1, 2])
 
 
-def committed(
-    path: list[int], tokens: list[int], *, stop_tokens: frozenset[int] = frozenset()
-) -> DecodeState:
+def committed(path: list[int], tokens: list[int], stop_tokens: tuple[int, ...] = ()) -> DecodeState:
     """What a verdict over the tree commits: the accepted path, and the tokens emitted."""
     verdict = js.Verdict(
         tokens=np.array(tokens + [-1] * (3 - len(tokens))),
@@ -108,10 +107,11 @@ def committed(
         status=np.int32(0),
     )
     drafter = FixedTree(target().provider, (3, 2))
-    decoder = Decoder(target().provider, drafter, 9, stop_tokens=stop_tokens)
-    made = Draft(js.PointMass(tree=TREE), depth=2, usage=Usage(4, 2), batches=2)
+    decoder = Decoder(target().provider, drafter)
+    state = decoder.start((0,), jax.random.key(0), new_tokens=9, stop_tokens=stop_tokens)
+    made = HostDraft(js.PointMass(tree=TREE), depth=2, usage=Usage(4, 2), batches=2)
     scores = Scores(rows=np.zeros((7, 3), np.float32), usage=Usage(7, 1), batches=1)
-    return decoder.commit(decoder.start((0,), jax.random.key(0)), made, scores, verdict)
+    return decoder.commit(state, made, scores, verdict)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def committed(
         ([0, 1, 5], [1, 2], ((1, True), (2, True))),
     ],
 )
-def test_what_was_tested_is_told_by_the_accepted_path(
+def test_what_was_tested_follows_from_the_accepted_path(
     path: list[int], tokens: list[int], tested: tuple[tuple[int, bool], ...]
 ) -> None:
     state = committed(path, tokens)
@@ -153,14 +153,14 @@ def test_what_was_tested_is_told_by_the_accepted_path(
 def test_what_comes_after_a_stop_token_is_not_counted(
     stop: int, emitted: tuple[int, ...], accepted: int, tested: tuple[tuple[int, bool], ...]
 ) -> None:
-    state = committed([0, 1, 5], [1, 2, 0], stop_tokens=frozenset([stop]))
+    state = committed([0, 1, 5], [1, 2, 0], (stop,))
     (done,) = state.rounds
-    assert (state.new_tokens, state.finished) == (emitted, "stop")
+    assert (state.new_tokens, state.ending) == (emitted, Ending.STOP)
     assert (done.num_accepted, done.num_emitted, done.tested) == (accepted, len(emitted), tested)
 
 
 def test_a_stop_token_that_replaces_a_rejected_one_keeps_the_test_before_it() -> None:
-    (done,) = committed([0, 1], [1, 0], stop_tokens=frozenset([0])).rounds
+    (done,) = committed([0, 1], [1, 0], (0,)).rounds
     assert (done.num_accepted, done.tested) == (1, ((1, True), (2, False)))
 
 
@@ -172,7 +172,7 @@ def test_the_chances_of_a_tree_are_the_targets_mass_on_the_candidates_below_each
     # The root's children are 1, 2 and 0; below node 1 they are 0 and 2; below 4 there are none.
     assert chances_of(with_path(record, [0, 1])) == pytest.approx((1.0, 0.7))
     assert chances_of(with_path(record, [0, 1, 4])) == pytest.approx((1.0, 0.7))
-    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 stands 1
+    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 is 1
     assert chances_of(with_path(record, [0, 3])) == pytest.approx((1.0,))
 
 
@@ -196,7 +196,7 @@ def test_a_round_without_a_draft_has_no_chances() -> None:
 @functools.cache
 def a_round() -> RoundRecord:
     """A round without a draft, to be changed."""
-    decoder = Decoder(target().provider, new_tokens=1)
+    decoder = Decoder(target().provider)
     return decoder.step(decoder.start((0,), jax.random.key(0)))[1]
 
 
@@ -210,8 +210,8 @@ def with_path(record: RoundRecord, path: list[int]) -> RoundRecord:
 
 def run(draft_row: object, depth: int = 2) -> Metrics:
     path = SampledPath(Model("draft", draft_row).provider, depth)  # type: ignore[arg-type]
-    decoder = Decoder(Model("target", counting_up).provider, path, new_tokens=7)
-    return metrics_of(decoder.run((0,), jax.random.key(0)).rounds)
+    decoder = Decoder(Model("target", counting_up).provider, path)
+    return metrics_of(decoder.run((0,), jax.random.key(0), new_tokens=7).rounds)
 
 
 def test_the_rates_of_a_draft_that_is_always_or_never_right() -> None:

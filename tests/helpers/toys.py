@@ -44,7 +44,7 @@ DRAFTERS: dict[str, Callable[[Provider], Drafter]] = {
     "none": lambda draft: NoDraft(),
     "path by token": lambda draft: SampledPath(draft, depth=2),
     "path by block": lambda draft: SampledPath(draft, depth=2, rule=js.RULES["block"]),
-    "fixed tree": lambda draft: FixedTree(draft, widths=(2, 1)),
+    "fixed tree": lambda draft: FixedTree(draft, shape=(2, 1)),
     "adaptive tree": lambda draft: AdaptiveTree(draft, POLICY),
 }
 WITH_A_DRAFT = [name for name in DRAFTERS if name != "none"]

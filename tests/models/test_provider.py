@@ -151,7 +151,7 @@ def test_half_precision_rows_give_one_law_drafted_or_not(dtype: Any) -> None:
     stored = np.asarray(target.ask((0,)).astype(jnp.float32)).astype(np.float64)
     assert stored.sum() != 1
     for drafter in (FixedTree(draft, (2, 1)), SampledPath(draft, 2)):
-        law = decoding_law(Decoder(target, drafter, new_tokens=2), (0,))
+        law = decoding_law(Decoder(target, drafter), (0,), new_tokens=2)
         assert law.misses == 0
         assert law.tv <= 1e-6
         first = [sum(m for text, m in law.texts.items() if text[0] == x) for x in range(4)]

@@ -6,7 +6,6 @@ decoded after a few tokens before it, and what a later token may still change is
 """
 
 import operator
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -142,7 +141,9 @@ class Detokenizer:
 
     def _settle(self, text: str) -> str:
         """Return what a settled text adds to the text that was returned."""
-        kept = len(os.path.commonprefix([self._shown, text]))
+        shown, kept = self._shown, 0
+        while kept < min(len(shown), len(text)) and shown[kept] == text[kept]:
+            kept += 1
         if kept == len(text):
             return ""
         self._shown = text

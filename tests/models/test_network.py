@@ -58,6 +58,7 @@ def test_networks_are_compared_by_identity_and_cannot_be_changed() -> None:
     one, other = named("same"), named("same")
     assert one != other
     assert len({one, other, one}) == 2
+    assert one.guarded == other.guarded != named("another").guarded
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.vocab = 4  # type: ignore[misc]
 

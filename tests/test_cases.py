@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,39 +148,19 @@ def test_placeholders_illegal_ids_and_length_zero_give_a_fresh_draw_from_the_row
 # A drawn candidate whose recorded row is the law it was drawn from, or is not.
 
 
-class Drafted(NamedTuple):
-    """A world of one drafted token, the row it is drawn from kept apart from the recorded one."""
-
-    tree: js.Tree
-    target: jax.Array  # [contexts, V], as in `audit.World`
-    recorded: jax.Array  # [V]
-    sampled: jax.Array  # [V]
-
-
-def play_drafted(world: Drafted, u: jax.Array) -> audit.Outcome:
-    token = js.draw_token(prepend(0, u[:1]), world.sampled)
-    path = js.sampled_path(token[None], world.recorded[None])
-    draws = js.Draws(accept=prepend(0, u[1:2]), final=prepend(0, u[2:]))
-    return audit.Outcome(
-        drafted=path.tree.tokens, verdict=js.verify_path(draws, path, world.target[:2])
-    )
-
-
-@functools.cache
 def law_of_draft(
     p: tuple[Any, ...], sampled: tuple[Any, ...], recorded: tuple[Any, ...]
 ) -> audit.Law:
-    """Compute the exact law of token verification of one token; nothing but the rows varies."""
-    world = Drafted(
-        tree=js.chain(jnp.zeros(1, jnp.int32)),
-        target=jnp.tile(row(p, 4), (5, 1)),
-        recorded=row(recorded, 4),
-        sampled=row(sampled, 4),
+    """Compute the exact law of token verification of one token."""
+
+    def draw(pairs: jax.Array, recorded_row: jax.Array) -> jax.Array:
+        return js.draw_token(pairs[0], row(sampled, recorded_row.shape[0]))[None]
+
+    target, draft = ({(): [Fraction(x) for x in values]} for values in (p, recorded))
+    instance = audit.Instance("one drafted token", target, draft, branching=(1,))
+    return audit.exact_law(
+        js.RULES["token"], instance, draw=None if sampled == recorded else draw, batch=BATCH
     )
-    axes = ("draft 1", "accept 1", "final")
-    played = audit.Round(play=play_drafted, world=world, axes=axes, causal_order=(0, 1, 2))
-    instance = audit.Instance(name="one drafted token", target={(): p})
-    return audit.exact_law(js.RULES["token"], instance, played=played, batch=BATCH)
 
 
 def first_token_law(law: audit.Law, vocab: int) -> list[float]:
@@ -357,8 +337,7 @@ def test_duplicate_siblings_are_refused_when_the_tree_is_made() -> None:
 # Block verification.
 
 TILE, TOKEN = js.RULES["block"], js.RULES["token"]
-# The capacity and batch of the vectors of these rules, so that their compiled programs serve here.
-THREE_DRAFTED = audit.Capacity(nodes=4, children=1, depth=3, vocab=3)
+# The sizes and batch of the vectors of these rules, so that their compiled programs serve here.
 VECTOR_BATCH = 256
 
 
@@ -367,12 +346,14 @@ def iid(p: Sequence[Any], q: Sequence[Any], length: int) -> audit.Instance:
     return audit.Instance("same rows everywhere", *rows, branching=(1,) * length)
 
 
+THREE_DRAFTED = iid((1, 1, 1), (1, 1, 1), 3)
+
+
 @functools.cache
 def law_of_block(rule: js.Rule, verify: Verify | None = None) -> audit.Law:
     inputs, _ = case("case09_block_verification")
     instance = iid(inputs["p_each_position"], inputs["q_each_position"], inputs["K"])
-    played = audit.make_round(rule, instance, capacity=THREE_DRAFTED, verify=verify)
-    return audit.exact_law(rule, instance, played=played, batch=VECTOR_BATCH)
+    return audit.exact_law(rule, instance, verify, padded_to=[THREE_DRAFTED], batch=VECTOR_BATCH)
 
 
 def accepted_law(law: audit.Law, length: int, given: np.ndarray | None = None) -> list[float]:
@@ -410,7 +391,7 @@ def test_block_and_token_verification_of_one_hot_drafts_have_one_law(rule: js.Ru
     assert expected["one_hot_equals_token_rule"]
     one_hot = inputs["one_hot"]
     instance = iid(one_hot["p"], one_hot["q"], one_hot["K"])
-    law = audit.exact_law(rule, instance, capacity=THREE_DRAFTED, batch=VECTOR_BATCH)
+    law = audit.exact_law(rule, instance, padded_to=[THREE_DRAFTED], batch=VECTOR_BATCH)
     assert law.is_proved
     drafted = law.cells.outcomes.drafted[:, 1:]
     is_looked_at = drafted >= 0  # token verification goes no further than the first rejection

@@ -26,6 +26,8 @@ import pytest
 
 import jaxspec as js
 from jaxspec import audit
+from jaxspec.audit.rounds import Outcome, Round, make_round
+from jaxspec.audit.search import replay
 
 RULE_OF = {
     "token": "token",
@@ -80,15 +82,14 @@ def instance_of(name: str) -> audit.Instance:
     )
 
 
-@functools.cache
-def capacity_of(rule: js.Rule) -> audit.Capacity:
-    return audit.Capacity.of(instance_of(name) for name in VECTORS if rule_of(name) is rule)
+def instances_of(rule: js.Rule) -> list[audit.Instance]:
+    return [instance_of(name) for name in VECTORS if rule_of(name) is rule]
 
 
 @functools.cache
-def round_of(name: str) -> audit.Round:
+def round_of(name: str) -> Round:
     rule = rule_of(name)
-    return audit.make_round(rule, instance_of(name), capacity=capacity_of(rule))
+    return make_round(rule, instance_of(name), padded_to=instances_of(rule))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,7 @@ def read_cell(name: str, cell: Mapping[str, Any]) -> Cell:
                 axis = f"draft {node}"
             else:
                 axis = f"accept {node}"
-        edges[played.axis(axis)] = (Fraction(low), Fraction(high))
+        edges[played.axes.index(axis)] = (Fraction(low), Fraction(high))
     return Cell(edges=edges, drafted=drafted, tokens=tuple(cell["tokens"]), accepted=cell["acc"])
 
 
@@ -185,7 +186,7 @@ def exact_edges(name: str, cell: Cell) -> list[tuple[int, Fraction]]:
     if rule.tests_deepest_first:
         return edges if all(map(is_dyadic, prefix_weights(name, cell))) else []
     if rule.proposal is js.WithoutReplacement and len(cell.drafted) > cell.accepted + 1:
-        return [(axis, low) for axis, low in edges if axis != round_of(name).axis("final")]
+        return [(axis, low) for axis, low in edges if axis != round_of(name).axes.index("final")]
     return edges
 
 
@@ -246,29 +247,25 @@ def owners(name: str, draws: np.ndarray) -> np.ndarray:
     return holds.argmax(axis=1)
 
 
-@pytest.fixture(scope="module")
-def replay() -> Callable[[str, np.ndarray], audit.Outcome]:
+def outcomes_at(name: str, draws: np.ndarray) -> Outcome:
     """Replay points of a vector, in the program that its law is searched with."""
-
-    def run(name: str, draws: np.ndarray) -> audit.Outcome:
-        played = round_of(name)
-        return audit.replay(played.play, played.world, draws, batch=BATCH)
-
-    return run
+    played = round_of(name)
+    return replay(played.play, played.world, draws, batch=BATCH)
 
 
 @pytest.fixture(scope="module")
 def law() -> Callable[[str], audit.Law]:
-    """Compute the exact law of a vector's rule in the vector's world, once."""
+    """Compute the exact law of a vector's rule in the vector's instance, once."""
 
     @functools.cache
     def compute(name: str) -> audit.Law:
-        return audit.exact_law(rule_of(name), instance_of(name), played=round_of(name), batch=BATCH)
+        rule = rule_of(name)
+        return audit.exact_law(rule, instance_of(name), padded_to=instances_of(rule), batch=BATCH)
 
     return compute
 
 
-def assert_outcomes(name: str, points: Points, outcome: audit.Outcome) -> None:
+def assert_outcomes(name: str, points: Points, outcome: Outcome) -> None:
     """Assert that every point has the outcome of its cell, candidates included."""
     cells = [cells_of(name)[index] for index in points.cells]
     verdict = outcome.verdict
@@ -291,11 +288,11 @@ def assert_outcomes(name: str, points: Points, outcome: audit.Outcome) -> None:
 
 @each_vector
 def test_draws_inside_a_cell_have_its_outcome_whatever_the_unused_draws_are(
-    name: str, replay: Callable[..., audit.Outcome]
+    name: str,
 ) -> None:
     points = points_of(name, inside)
     np.testing.assert_array_equal(owners(name, points.draws), points.cells)
-    assert_outcomes(name, points, replay(name, points.draws))
+    assert_outcomes(name, points, outcomes_at(name, points.draws))
 
 
 EXACT = (
@@ -320,7 +317,7 @@ def test_the_vectors_with_exact_edges_are_those_listed() -> None:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_an_exact_edge_belongs_to_the_cell_above_it_and_the_next_draw_below_to_the_neighbour(
-    name: str, replay: Callable[..., audit.Outcome]
+    name: str,
 ) -> None:
     def at_edges(cell: Cell) -> list[dict[int, Fraction]]:
         return [cell.middle | {axis: low} for axis, low in exact_edges(name, cell)]
@@ -331,11 +328,13 @@ def test_an_exact_edge_belongs_to_the_cell_above_it_and_the_next_draw_below_to_t
 
     points = points_of(name, at_edges)
     np.testing.assert_array_equal(owners(name, points.draws), points.cells)
-    assert_outcomes(name, points, replay(name, points.draws))
+    assert_outcomes(name, points, outcomes_at(name, points.draws))
     points = points_of(name, below_edges)
     neighbours = owners(name, points.draws)
     assert (neighbours != points.cells).all()
-    assert_outcomes(name, dataclasses.replace(points, cells=neighbours), replay(name, points.draws))
+    assert_outcomes(
+        name, dataclasses.replace(points, cells=neighbours), outcomes_at(name, points.draws)
+    )
 
 
 @each_vector

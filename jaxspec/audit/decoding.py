@@ -16,14 +16,14 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.audit.rounds import causal_nodes, draws_of
-from jaxspec.audit.search import UNITS, search
+from jaxspec.audit.search import UNITS, Cells, search
 from jaxspec.checks import Progress
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, as_target
 from jaxspec.draft import HostDraft
@@ -99,11 +99,11 @@ def decoding_law(
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
     start = decoder.start(prompt, jax.random.key(0), **options)
-    # States that differ in their keys alone are one: a decode is followed for all draws.
+    # Without its key, a state follows for all draws.
     start = dataclasses.replace(start, request=dataclasses.replace(start.request, key_data=()))
-    steps = start.request.new_tokens
-    if decoder.max_context is not None:
-        steps = min(steps, decoder.max_context - len(start.tokens))
+    limits = (decoder.max_context, as_target(decoder.target).max_context)
+    room = (limit - len(start.tokens) for limit in limits if limit is not None)
+    steps = min([start.request.new_tokens, *room])
     pending: dict[DecodeState, float] = {start: 1.0}
     texts: dict[Context, float] = defaultdict(float)
     searches = misses = done = 0
@@ -164,8 +164,7 @@ def _target_law(decoder: Decoder, start: DecodeState, length: int) -> dict[Conte
     return law
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Round:
+class _Round(NamedTuple):
     """One proposal after one text, ready to be verified."""
 
     mass: float
@@ -290,35 +289,32 @@ def _outcomes(
     def progress(what: str, *_: int) -> None:
         report(f"{len(rounds):,} proposals: {what}")
 
+    rule = decoder.drafter.rule
     by_order: dict[tuple[int, ...], list[_Round]] = defaultdict(list)
     for each in rounds:
         tree = each.draft.proposal.tree
-        tested = causal_nodes(tree, deepest_first=decoder.drafter.rule.tests_deepest_first)
+        tested = causal_nodes(tree, deepest_first=rule.tests_deepest_first)
         padding = (node for node in range(1, tree.max_nodes) if node not in tested)
         by_order[(*tested, *padding)].append(each)
     for order, alike in by_order.items():
         for first in range(0, len(alike), _TOGETHER):
-            together = alike[first : first + _TOGETHER]
-            yield from _outcomes_together(decoder, together, order, batch, progress)
+            some = alike[first : first + _TOGETHER]
+            padded = [*some, *[some[-1]] * (_TOGETHER - len(some))]
+            stacked = jax.tree.map(
+                lambda *leaves: jnp.asarray(np.stack(leaves)),
+                *[(jax.device_get(each.draft.proposal), each.scores.rows) for each in padded],
+            )
+            world = (stacked, jnp.asarray(decoder.bonus), jnp.float32(len(some)))
+            play, axes = _verification(rule.verify), len(order) + 2
+            causal = (0, *order, axes - 1)  # axis 0 says which round it is
+            cells = search(play, world, axes, causal, batch=batch, progress=progress)
+            yield from _committed(decoder, some, cells)
 
 
-def _outcomes_together(
-    decoder: Decoder,
-    rounds: Sequence[_Round],
-    order: tuple[int, ...],
-    batch: int,
-    progress: Progress,
+def _committed(
+    decoder: Decoder, rounds: Sequence[_Round], cells: Cells
 ) -> Iterator[tuple[float, DecodeState, int]]:
-    """Cut the verification of up to `_TOGETHER` rounds at once: axis 0 says which it is."""
-    padded = [*rounds, *[rounds[-1]] * (_TOGETHER - len(rounds))]
-    stacked = jax.tree.map(
-        lambda *leaves: jnp.asarray(np.stack(leaves)),
-        *[(jax.device_get(each.draft.proposal), each.scores.rows) for each in padded],
-    )
-    world = (stacked, jnp.asarray(decoder.bonus), jnp.float32(len(rounds)))
-    axes = len(order) + 2
-    play = _verification(decoder.drafter.rule.verify)
-    cells = search(play, world, axes, (0, *order, axes - 1), batch=batch, progress=progress)
+    """Commit each distinct outcome once, with the volume of its boxes."""
     volumes = np.prod((cells.high - cells.low)[:, 1:] / UNITS, axis=1)
     masses: dict[bytes, float] = defaultdict(float)
     first_cell: dict[bytes, int] = {}

@@ -120,10 +120,7 @@ _TREES = (
     ),
     Instance("contexts of three tokens, two levels", _CONTEXTS_P, _CONTEXTS_Q, branching=(2, 1)),
     Instance(
-        "draft support exhausted",
-        {(): _row(2, 8, 5, 5)},
-        {(): _row(3, 1, 0, 0)},
-        branching=(3,),
+        "draft support exhausted", {(): _row(2, 8, 5, 5)}, {(): _row(3, 1, 0, 0)}, branching=(3,)
     ),
 )
 

@@ -139,8 +139,8 @@ class FixedTree(_Layered):
     """A tree of the same shape in each round.
 
     Point masses are the most probable tokens after each prefix, whatever the temperature. Sampled
-    kinds draw from the model's row: a network's at the target's own temperature and filters, a
-    callable's as it is. Two drafters that differ in the model alone are equal: they share programs.
+    kinds draw from the model's row, at the request's temperature and filters. Two drafters that
+    differ in the model alone are equal: they share programs.
 
     Attributes:
       model: a callable, or a network that takes trees.

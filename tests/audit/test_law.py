@@ -77,10 +77,7 @@ def test_a_piece_that_falls_between_the_probes_shows_as_misses():
 MEAN_ACCEPTED = {
     "token": {"contract single path": Fraction(3, 4), "toy of two": Fraction(10, 9)},
     "block": {"contract single path": Fraction(3, 4), "toy of two": Fraction(11, 9)},
-    "point_mass": {
-        "contract two-level tree": Fraction(2),
-        "kill row, top two": Fraction(4, 5),
-    },
+    "point_mass": {"contract two-level tree": Fraction(2), "kill row, top two": Fraction(4, 5)},
     "with_replacement": {"kill row, two siblings": Fraction(47, 80)},
     "without_replacement": {"kill row, two siblings": Fraction(107, 160)},
 }

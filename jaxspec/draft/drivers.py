@@ -112,13 +112,11 @@ def _within(
     drafter: Drafter, proposed: Proposed, view: View, max_nodes: jax.Array | int = MOST_TOKENS
 ) -> Proposed:
     """Cut every tree to what may be drafted: within depth and size, and nothing below a stop token."""
-    batch = view.length.shape[0]
     stops = view.stop_tokens
-    stops = jnp.full((batch, 1), -1, jnp.int32) if stops is None else stops
+    stops = jnp.full((view.length.shape[0], 1), -1, jnp.int32) if stops is None else stops
 
-    def one(proposal: Proposal, view: View, stops: jax.Array, *is_in: jax.Array) -> Any:
-        tree, nodes = cut_below(proposal.tree, stops, view.depth, jnp.int32(max_nodes), *is_in)
-        root = view.tokens[view.length - 1]
+    def one(proposal: Proposal, depth: Any, root: Any, stops: jax.Array, *is_in: jax.Array) -> Any:
+        tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(max_nodes), *is_in)
         is_root = jnp.arange(tree.max_nodes) == 0
         tree = dataclasses.replace(tree, tokens=jnp.where(is_root, root, tree.tokens))
         rows = proposal.draft_rows
@@ -127,9 +125,8 @@ def _within(
         return propose(type(proposal), tree, rows), nodes
 
     is_in = () if proposed.is_in is None else (proposed.is_in,)
-    proposal, nodes = per_sequence(one)(
-        proposed.proposal, dataclasses.replace(view, params=()), stops, *is_in
-    )
+    parts = (proposed.proposal, view.depth, view.root_token, stops, *is_in)
+    proposal, nodes = per_sequence(one)(*parts)
     slots = proposed.slots
     if slots is not None:
         at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)

@@ -244,6 +244,8 @@ def _token_ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
     entries = _entries(value)
     if entries is None:
         raise _error(name, value, "a sequence of token ids")
+    if all(type(each) is int and 0 <= each < vocab for each in entries):
+        return tuple(entries)
     wanted = f"an integer in the vocabulary of {vocab}"
     return tuple(
         int(_number(f"{name}: entry {at}", each, numbers.Integral, (0, vocab - 1), wanted))

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxspec.decode import overlap
 from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.ngram import NGram, fit_ngram
-from jaxspec.rows import overlap
 
 _WINDOWS = 8  # scored at once
 

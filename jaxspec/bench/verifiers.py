@@ -21,7 +21,7 @@ import numpy as np
 from jaxspec.draws import round_draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, sampled_path
-from jaxspec.rows import TILE
+from jaxspec.tiles import TILE
 from jaxspec.trees import make_tree
 from jaxspec.verify import verify_path, verify_tree
 

@@ -16,8 +16,9 @@ import numpy as np
 from jaxspec.checks import MOST_TOKENS
 from jaxspec.logits import Logits
 from jaxspec.models.provider import Context
-from jaxspec.rows import LEAST, row_of
+from jaxspec.rows import row_of
 from jaxspec.storage import Range
+from jaxspec.tiles import LEAST
 
 KeyWord = Annotated[int, Range(0, 2**32 - 1)]
 Tokens: TypeAlias = Collection[int] | np.ndarray | jax.Array

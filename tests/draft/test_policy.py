@@ -122,6 +122,6 @@ def test_a_policy_that_contradicts_itself_is_refused(fields: dict[str, Any], ord
     ],
 )
 def test_sizes_of_a_policy_are_whole_numbers(field: str, value: Any, least: int) -> None:
-    message = f"{field} is {value!r}: must be a whole number, at least {least}"
+    message = f"{field} is {value!r}: must be an integer >= {least}"
     with pytest.raises(ValueError, match=message):
         AdaptiveTreePolicy(**{field: value})

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.audit.boxes import UNITS, Cells, search
 from jaxspec.audit.rounds import causal_nodes, draws_of
-from jaxspec.audit.search import UNITS, Cells, search
 from jaxspec.checks import Progress
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, as_target
 from jaxspec.draft import HostDraft

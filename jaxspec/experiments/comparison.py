@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxspec.audit import GTest, decoding_law, g_test
-from jaxspec.checks import assert_whole
+from jaxspec.checks import Progress, assert_whole
 from jaxspec.decode import (
     Decoder,
     DecodeState,
@@ -36,9 +36,6 @@ EXACT_TEXTS = 256
 
 MAX_TV = 1e-6
 """Greatest total variation of two exact laws that agree: rounding."""
-
-Progress = Callable[[str, int, int], None]
-"""Called as progress(what is done, steps done, all steps)."""
 
 
 class MismatchError(ValueError):

@@ -27,7 +27,6 @@ from jaxspec.cli.terminal import (
     mark,
     option,
     print_line,
-    print_note,
     print_rows,
     print_table,
     print_text,
@@ -279,10 +278,11 @@ def print_costs(found: Sequence[experiments.Comparison], models: Models) -> None
     lines = [f"  {line}" for line in experiments.table(runs).splitlines()]
     heads = ["", *cells(runs[0])]
     print_rows(heads, [(run.name, *cells(run).values()) for run in runs], lines)
-    print_note(
+    note = (
         "queries: contexts scored; calls: invocations of the model; batches: hypothetical, one for "
         "each round of the target and for each level of the draft. No time is claimed here."
     )
+    print(wrapped(note, "  ", "  "))
     print()
 
 
@@ -306,11 +306,12 @@ def print_acceptance(found: Sequence[experiments.Comparison]) -> bool:
         return True
     columns = {":": "<14", "acceptance": ">11.3f", "expected": ">17", "as expected:": ">5"}
     print_table(columns, rows, "  ")
-    print_note(
+    note = (
         "acceptance: how often one of a node's candidates was accepted, over the nodes visited. "
         "expected: its mean by the rows of these nodes, with the standard error: sum min(p, q) for "
         "the path, the target's mass on the candidates for the trees."
     )
+    print(wrapped(note, "  ", "  "))
     print()
     return all(holds == mark(True) for *_, holds in rows)
 

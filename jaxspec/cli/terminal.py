@@ -29,8 +29,8 @@ SMALLEST_FLOAT32 = 2.0**-126
 
 _REASONS = {
     errno.ENOENT: "there is no such file",
-    errno.ENOTDIR: "part of its path is not a folder",
-    errno.EISDIR: "it is a folder, not a file",
+    errno.ENOTDIR: "part of its path is not a directory",
+    errno.EISDIR: "it is a directory, not a file",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
     errno.ENOSPC: "there is no space left on the device",
@@ -301,11 +301,6 @@ def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], lines: Seque
         words = (f"{head} {cell}" for head, cell in zip(heads[1:], cells, strict=True) if cell)
         print(wrapped(name, "  ", "    "))
         print(wrapped(", ".join(words), "    ", "    "))
-
-
-def print_note(note: str) -> None:
-    """Print a note below a table."""
-    print(wrapped(note, "  ", "  "))
 
 
 def print_text(label: str, text: str) -> None:

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -126,15 +126,8 @@ def print_defaults(progress: Progress) -> bool:
 # --- what is decoded
 
 
-@dataclasses.dataclass(frozen=True)
-class Models:
-    """A target and a draft for the host loop.
-
-    Attributes:
-      target: the target.
-      draft: the draft.
-      alphabet: the characters that are their tokens.
-    """
+class Models(NamedTuple):
+    """A target and a draft for the host loop, and the characters that are their tokens."""
 
     target: Target
     draft: Provider
@@ -234,11 +227,7 @@ def check_files(args: argparse.Namespace) -> None:
 
 
 def write_files(found: Sequence[experiments.Comparison], args: argparse.Namespace) -> list[str]:
-    """Write the files of `--save` and `--plot`.
-
-    Returns:
-      Which could not be written and why: the results must be printed in any case.
-    """
+    """Write the files of `--save` and `--plot`; return why some could not be written."""
     failures = []
     if args.save is not None:
         last = found[-1].speculative
@@ -287,11 +276,7 @@ def print_costs(found: Sequence[experiments.Comparison], models: Models) -> None
 
 
 def print_acceptance(found: Sequence[experiments.Comparison]) -> bool:
-    """Print acceptance next to its mean according to the rows of the nodes visited.
-
-    Returns:
-      Whether each is within `MAX_DEVIATION` standard errors of its mean.
-    """
+    """Print acceptance next to its mean by the rows of the nodes visited; return whether all agree."""
     rows = []
     for run in [each.speculative for each in found]:
         chances = np.array([chance for record in run.records for chance in chances_of(record)])

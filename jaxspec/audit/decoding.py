@@ -103,7 +103,7 @@ def decoding_law(
     start = dataclasses.replace(start, request=dataclasses.replace(start.request, key_data=()))
     limits = (decoder.max_context, as_target(decoder.target).max_context)
     room = (limit - len(start.tokens) for limit in limits if limit is not None)
-    steps = min(start.request.new_tokens, *room)
+    steps = min([start.request.new_tokens, *room])
     pending: dict[DecodeState, float] = {start: 1.0}
     texts: dict[Context, float] = defaultdict(float)
     searches = misses = done = 0

@@ -1,6 +1,7 @@
 """The tree of the most probable nodes, by the draft's own probabilities of whole paths."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -105,18 +106,17 @@ class BestFirstTree(ModelDrafter):
             parents = self._beam(level, state)
             steps += jnp.take_along_axis(state.scores, parents, axis=1)[:, :, None]
         scores = steps.reshape(batch, -1)
-        here = slice(self._start(level), self._start(level + 1))
         ranked = lax.top_k(scores, beam)[1].astype(jnp.int32)
         seen = jnp.take_along_axis(state.seen, (ranked // beam)[:, :, None], axis=1)
         if level + 1 < self.depth:  # the next beam is asked about: each node sees itself
             own = jnp.broadcast_to(jnp.eye(beam, dtype=bool)[None], (batch, beam, beam))
             seen = lax.dynamic_update_slice(seen, own, (0, 0, 1 + beam * level))
-        asked = slice(level * beam, (level + 1) * beam)
+        put, at = functools.partial(lax.dynamic_update_slice_in_dim, axis=1), self._start(level)
         return Search(
-            scores=state.scores.at[:, here].set(scores),
-            tokens=state.tokens.at[:, here].set(chosen.reshape(batch, -1)),
-            parents=state.parents.at[:, here].set(jnp.repeat(parents, beam, axis=1)),
-            asked=state.asked.at[:, asked].set(here.start + ranked),
+            scores=put(state.scores, scores, at),
+            tokens=put(state.tokens, chosen.reshape(batch, -1), at),
+            parents=put(state.parents, jnp.repeat(parents, beam, axis=1), at),
+            asked=put(state.asked, at + ranked, level * beam),
             seen=seen,
         )
 

@@ -119,7 +119,8 @@ def _within(
     def one(proposal: Proposal, view: View, stops: jax.Array, *is_in: jax.Array) -> Any:
         tree, nodes = cut_below(proposal.tree, stops, view.depth, jnp.int32(max_nodes), *is_in)
         root = view.tokens[view.length - 1]
-        tree = dataclasses.replace(tree, tokens=tree.tokens.at[0].set(root))
+        is_root = jnp.arange(tree.max_nodes) == 0
+        tree = dataclasses.replace(tree, tokens=jnp.where(is_root, root, tree.tokens))
         rows = proposal.draft_rows
         if rows is not None and not drafter.capacity.is_path:  # a path is only shortened
             rows = node_rows(rows, nodes)

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxspec.checks import assert_between, struct
 from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, every_node
@@ -25,6 +27,15 @@ class Grown:
     tokens: jax.Array  # int32 [B, N]
     is_in: jax.Array  # bool [B, N], nodes that are candidates so far
     rows: jax.Array | None = None  # float32 [B, I, V], rows drawn from, above the last level
+
+
+def _put(array: jax.Array, new: jax.Array, nodes: slice) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(array, new, nodes.start, axis=1)
+
+
+def _take(array: jax.Array, places: np.ndarray) -> jax.Array:
+    is_whole = places.tolist() == list(range(array.shape[1]))
+    return array if is_whole else array[:, places]
 
 
 class _Layered(ModelDrafter):
@@ -55,8 +66,8 @@ class _Layered(ModelDrafter):
             inner = self.layout.level(self.capacity.max_depth).start
             rows = jnp.zeros((batch, inner, vocab), jnp.float32)
         return Grown(
-            tokens=jnp.zeros((batch, nodes), jnp.int32).at[:, 0].set(view.root_token),
-            is_in=jnp.zeros((batch, nodes), bool).at[:, 0].set(True),
+            tokens=jnp.tile(view.root_token[:, None], (1, nodes)),
+            is_in=jnp.tile(jnp.arange(nodes) == 0, (batch, 1)),
             rows=rows,
         )
 
@@ -76,14 +87,14 @@ class _Layered(ModelDrafter):
             # A draft may have no mass on the target's tokens. NaN stays, for the verifier to flag.
             has_mass = jnp.any(rows != 0, axis=2, keepdims=True)
             is_candidate = jnp.broadcast_to(has_mass, tokens.shape)
-        is_in = self._is_read(level, state, view)[:, above]
-        is_in &= is_candidate.reshape(batch, -1)[:, places]
+        is_in = _take(self._is_read(level, state, view), above)
+        is_in &= _take(is_candidate.reshape(batch, -1), places)
         drawn_from = state.rows
         if drawn_from is not None:
-            drawn_from = drawn_from.at[:, here].set(rows)
+            drawn_from = _put(drawn_from, rows, here)
         return Grown(
-            tokens=state.tokens.at[:, below].set(tokens.reshape(batch, -1)[:, places]),
-            is_in=state.is_in.at[:, below].set(is_in),
+            tokens=_put(state.tokens, _take(tokens.reshape(batch, -1), places), below),
+            is_in=_put(state.is_in, is_in, below),
             rows=drawn_from,
         )
 

@@ -26,7 +26,7 @@ Context: TypeAlias = tuple[Token, ...]
 
 
 class Query(NamedTuple):
-    """One context to be scored, with the id that its answer must carry."""
+    """One context to be scored, with the id of its answer."""
 
     id: int
     context: Context

@@ -18,7 +18,9 @@ DOCTEST = re.compile(r"^( *)>>> .*?(?=\n\s*\n(?! *>>> )|\Z)", re.MULTILINE | re.
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Replace each notebook by a Markdown page and its pictures."""
+    """Replace each notebook by a Markdown page and its pictures, and add the changelog."""
+    changelog = Path(__file__).parents[1] / "CHANGELOG.md"
+    files.append(File.generated(config, "changelog.md", content=changelog.read_text("utf-8")))
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(file)
         name = Path(file.src_uri).stem

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxspec.decode import overlap
 from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.ngram import NGram, fit_ngram
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxspec.audit.boxes import Cells, search
 from jaxspec.audit.instances import Instance
 from jaxspec.audit.rounds import DraftLength, DrawSiblings, MakeRows, make_round
-from jaxspec.audit.search import Cells, search
 from jaxspec.checks import Progress
 from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule, Verifier
@@ -53,18 +53,16 @@ class Law:
     @property
     def is_proved(self) -> bool:
         """Whether the rule is lossless here: certified, within 1e-6, nothing impossible."""
-        fits = self.known_accepted is None or (
-            abs(self.expected_accepted - self.known_accepted) <= 1e-6
-        )
-        whole = abs(self.total_mass - 1) <= 1e-9
-        clean = self.tv <= 1e-6 and self.impossible == 0 and self.flagged <= 1e-6
-        return fits and whole and clean and self.cells.misses == 0
+        known = self.expected_accepted if self.known_accepted is None else self.known_accepted
+        is_whole = abs(self.total_mass - 1) <= 1e-9 and self.cells.misses == 0
+        errors = (self.tv, self.flagged, abs(self.expected_accepted - known))
+        return is_whole and self.impossible == 0 and all(error <= 1e-6 for error in errors)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers, without arrays, as one object."""
-        cells = {name: getattr(self.cells, name) for name in ("evaluations", "replays", "misses")}
-        numbers = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[:8]}
-        return numbers | {"cells": len(self.cells.low)} | cells | {"proved": self.is_proved}
+        fields = vars(self) | vars(self.cells) | {"cells": len(self.cells.low)}
+        fields["proved"] = self.is_proved
+        return {k: v for k, v in fields.items() if isinstance(v, str | float | int | None)}
 
 
 @moves_data

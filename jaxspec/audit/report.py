@@ -65,8 +65,8 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as one object of plain numbers, lists and strings."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {"proved": self.is_proved, **fields, "laws": [law.to_json() for law in self.laws]}
+        laws = [law.to_json() for law in self.laws]
+        return {"proved": self.is_proved, **vars(self), "laws": laws}
 
 
 @moves_data

@@ -47,13 +47,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One run.
-
-    Attributes:
-      seconds: time of its rounds.
-      tokens: number of new tokens.
-      calls: number of target calls.
-    """
+    """One run: time of its rounds, number of new tokens and of target calls."""
 
     seconds: float
     tokens: int
@@ -119,13 +113,10 @@ def finish(
     max_rounds: int | None = None,
     show: Callable[[DecodedText], bool] = lambda text: False,
 ) -> TextTiming:
-    """Decode to the end, timing the rounds alone.
+    """Decode a text whose prompt was read, timing the rounds alone.
 
-    Args:
-      decoder: the decoder of the state.
-      state: one text whose prompt was read.
-      max_rounds: rounds between two calls of `show`; None for all.
-      show: called with the text so far; decoding stops once it returns True.
+    `show` is called with the text so far before the first and after each `max_rounds` rounds; it stops
+    the decode by returning True.
     """
     seconds = 0.0
     while True:
@@ -149,17 +140,9 @@ def time_pairs(
     pairs: int,
     progress: Callable[[str, int, int], None],
 ) -> list[tuple[TextTiming, TextTiming]]:
-    """Decode one request by two loops in turn, after one run of each that is not counted.
+    """Decode a request by two loops in turn; return (plain, drafted) of each pair.
 
-    Args:
-      plain: one loop.
-      drafted: the other.
-      request: what to decode.
-      pairs: number of pairs.
-      progress: called as progress("measuring", runs done, all runs).
-
-    Returns:
-      The runs (plain, drafted) of each pair.
+    A first pair is not counted. `progress` is called as progress("measuring", runs done, all runs).
     """
     runs = []
     for number in range(2 * (pairs + 1)):
@@ -177,12 +160,8 @@ def measure_pair(
 ) -> list[Speed]:
     """Decode held-out lines with the bundled pair by every drafter, and plainly on the host.
 
-    Args:
-      repeats: pairs of runs for every drafter and temperature, each with the next prompt and separate
-        draws; after the last prompt the first one follows.
-      new_tokens: characters of a run.
-      temperatures: a group of runs for each, with the same prompts and draws.
-      seed: random seed.
+    Each of `repeats` pairs of runs has the next prompt and a separate key; all temperatures, a group
+    each, and all drafters share them.
     """
     target, draft = models.bundled_pair()
     target = in_panels(target)
@@ -214,15 +193,7 @@ def measure_pair(
 
 
 def measure_smollm2(*, repeats: int, new_tokens: int) -> list[Speed]:
-    """Decode the prompts of `prompts.json` greedily with SmolLM2, plainly and by lookup.
-
-    Args:
-      repeats: pairs of runs for each prompt.
-      new_tokens: most tokens of a run.
-
-    Raises:
-      ImportError: SmolLM2 is not installed.
-    """
+    """Decode the prompts of `prompts.json` greedily with SmolLM2, plainly and by lookup."""
     target = _smollm2()
     options = {"new_tokens": new_tokens, "temperature": 0.0, "stop_tokens": STOP_TOKENS}
     groups = {
@@ -291,9 +262,7 @@ def _host_plain(target: LanguageModel, length: int) -> Callable[[Request], Timin
     return run
 
 
-@functools.cache
-def _smollm2() -> LanguageModel:
-    return models.load_smollm2()
+_smollm2 = functools.cache(models.load_smollm2)
 
 
 def _room(target: LanguageModel, prompts: Iterable[Sequence[int]]) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxspec.draws import round_draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, sampled_path
-from jaxspec.rows import TILE
+from jaxspec.tiles import TILE
 from jaxspec.trees import make_tree
 from jaxspec.verify import verify_path, verify_tree
 
@@ -48,15 +48,10 @@ class Measurement:
 
 
 def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) -> list[Measurement]:
-    """Time the verifiers at one batch size.
+    """Time the verifiers at one batch size, `repeats` calls of each in turn.
 
-    Args:
-      vocab: V.
-      drafted: T, tokens of a path; the point-mass tree has three children at each of its T levels,
-        all but the first of them leaves.
-      batch: B.
-      repeats: calls of each, in turn.
-      seed: random seed of rows and draws.
+    A path has `drafted` tokens; the point-mass tree has three children at each of as many levels, all
+    but the first of them leaves.
     """
     generator = np.random.default_rng(seed)
 
@@ -88,8 +83,8 @@ def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) ->
     calls: dict[str, Call] = {
         "two rows": (_naive, (p, q)),
         "two rows by tiles": (_tiled, (p, q)),
-        "one row": (_naive_one, (p,)),
-        "one row by tiles": (_tiled_one, (p,)),
+        "one row": (jax.jit(lambda p: p.sum(axis=-1)), (p,)),
+        "one row by tiles": (jax.jit(_sum_by_tiles), (p,)),
         "exp-sum of visited rows and two rows": (_exponentials, (visited_rows, p, q)),
         "path, probabilities": (verify, (draws, path, target)),
         "point-mass tree, probabilities": (verify_trees, (tree_draws, trees, tree_rows)),
@@ -104,15 +99,9 @@ def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) ->
     found = []
     for name, alternatives in floors.items():
         taken, floor = seconds[name], min((seconds[each] for each in alternatives), key=np.median)
-        found.append(
-            Measurement(
-                name=name,
-                batch=batch,
-                microseconds=float(np.median(taken)) / batch * 1e6,
-                floor_microseconds=float(np.median(floor)) / batch * 1e6,
-                ratio=float(np.median(taken / floor)),
-            )
-        )
+        micros, floor_micros = (float(np.median(each)) / batch * 1e6 for each in (taken, floor))
+        ratio = float(np.median(taken / floor))
+        found.append(Measurement(name, batch, micros, floor_micros, ratio))
     return found
 
 
@@ -124,16 +113,6 @@ def _naive(p: jax.Array, q: jax.Array) -> jax.Array:
 @jax.jit
 def _tiled(p: jax.Array, q: jax.Array) -> jax.Array:
     return _sum_by_tiles(jnp.maximum(p - q, 0))
-
-
-@jax.jit
-def _naive_one(p: jax.Array) -> jax.Array:
-    return p.sum(axis=-1)
-
-
-@jax.jit
-def _tiled_one(p: jax.Array) -> jax.Array:
-    return _sum_by_tiles(p)
 
 
 @jax.jit

@@ -46,17 +46,10 @@ EPILOG = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line and return the exit status, see `EPILOG`.
 
-    Args:
-      argv: the arguments. None for those of the process, which an interrupt then ends at once.
-
-    Returns:
-      The exit status: 0 if every check holds, 1 if not; 2 if arguments or files are wrong or the
-      output cannot be written; 130 if interrupted; 141 if the reader of the output has left.
-
-    Raises:
-      SystemExit: after `--help` and `--version` with status 0, for bad arguments with status 2.
+    `argv` is None for the arguments of the process, which an interrupt then ends at once. Raises
+    SystemExit after `--help` and `--version` with status 0, and for bad arguments with status 2.
     """
     if sys.stderr is None:  # closed: errors would go to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process lives

@@ -13,7 +13,7 @@ import time
 
 from jaxspec.audit import AuditReport, audit_rules
 from jaxspec.audit.report import KNOWN_COUNTS
-from jaxspec.cli.terminal import Progress, mark, print_line, print_note, print_table
+from jaxspec.cli.terminal import Progress, mark, print_line, print_table, wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +58,11 @@ def print_report(report: AuditReport) -> None:
     )
     columns = {"rule": "<20", "case": "<40", "tv": ">7.1e", "accepted": ">9.6f", "known": ">9.6f"}
     print_table({**columns, "proved:": ">4"}, laws, "  ")
-    print_note(
+    note = (
         "tv: total variation from the target's law, at most 1e-6. accepted: mean number of accepted "
         "tokens; known: what theory says."
     )
+    print(wrapped(note, "  ", "  "))
     print()
 
 

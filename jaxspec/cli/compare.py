@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,6 @@ from jaxspec.cli.terminal import (
     mark,
     option,
     print_line,
-    print_note,
     print_rows,
     print_table,
     print_text,
@@ -127,15 +126,8 @@ def print_defaults(progress: Progress) -> bool:
 # --- what is decoded
 
 
-@dataclasses.dataclass(frozen=True)
-class Models:
-    """A target and a draft for the host loop.
-
-    Attributes:
-      target: the target.
-      draft: the draft.
-      alphabet: the characters that are their tokens.
-    """
+class Models(NamedTuple):
+    """A target and a draft for the host loop, and the characters that are their tokens."""
 
     target: Target
     draft: Provider
@@ -235,11 +227,7 @@ def check_files(args: argparse.Namespace) -> None:
 
 
 def write_files(found: Sequence[experiments.Comparison], args: argparse.Namespace) -> list[str]:
-    """Write the files of `--save` and `--plot`.
-
-    Returns:
-      Which could not be written and why: the results must be printed in any case.
-    """
+    """Write the files of `--save` and `--plot`; return why some could not be written."""
     failures = []
     if args.save is not None:
         last = found[-1].speculative
@@ -279,19 +267,16 @@ def print_costs(found: Sequence[experiments.Comparison], models: Models) -> None
     lines = [f"  {line}" for line in experiments.table(runs).splitlines()]
     heads = ["", *cells(runs[0])]
     print_rows(heads, [(run.name, *cells(run).values()) for run in runs], lines)
-    print_note(
+    note = (
         "queries: contexts scored; calls: invocations of the model; batches: hypothetical, one for "
         "each round of the target and for each level of the draft. No time is claimed here."
     )
+    print(wrapped(note, "  ", "  "))
     print()
 
 
 def print_acceptance(found: Sequence[experiments.Comparison]) -> bool:
-    """Print acceptance next to its mean according to the rows of the nodes visited.
-
-    Returns:
-      Whether each is within `MAX_DEVIATION` standard errors of its mean.
-    """
+    """Print acceptance next to its mean by the rows of the nodes visited; return whether all agree."""
     rows = []
     for run in [each.speculative for each in found]:
         chances = np.array([chance for record in run.records for chance in chances_of(record)])
@@ -306,11 +291,12 @@ def print_acceptance(found: Sequence[experiments.Comparison]) -> bool:
         return True
     columns = {":": "<14", "acceptance": ">11.3f", "expected": ">17", "as expected:": ">5"}
     print_table(columns, rows, "  ")
-    print_note(
+    note = (
         "acceptance: how often one of a node's candidates was accepted, over the nodes visited. "
         "expected: its mean by the rows of these nodes, with the standard error: sum min(p, q) for "
         "the path, the target's mass on the candidates for the trees."
     )
+    print(wrapped(note, "  ", "  "))
     print()
     return all(holds == mark(True) for *_, holds in rows)
 

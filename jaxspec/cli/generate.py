@@ -5,6 +5,7 @@ per target call and the tokens that end a text.
 """
 
 import argparse
+import dataclasses
 import io
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxspec import models
-from jaxspec.bench.decoding import Request, Timing, finish, start, time_pairs
+from jaxspec.bench.decoding import Request, finish, start, time_pairs
 from jaxspec.cli.streaming import MARKS, Writer, marks_for
 from jaxspec.cli.terminal import (
     SMALLEST_FLOAT32,
@@ -24,11 +25,11 @@ from jaxspec.cli.terminal import (
     count,
     number,
     option,
+    print_line,
     reason,
     seed,
     temperature,
     user_errors,
-    wrapped,
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
@@ -50,6 +51,9 @@ ROUNDS_AT_A_TIME = 4
 
 CHARACTER_LENGTHS = {16: 15, 10: 8, 6: 4}
 """Lookup lengths for tokens of one character, of which many match by chance."""
+
+OPTIONS = ("new_tokens", "temperature", "top_k", "top_p")
+"""Arguments that are options of the decode."""
 
 REASONS = {
     Status.NON_FINITE_ROW: "a row of the target or the draft contains NaN or infinity: check the "
@@ -129,19 +133,14 @@ def run(args: argparse.Namespace) -> int:
         if target.tokenizer is None:
             raise ValueError(f"--model {args.model}: it has no tokenizer.json to encode the prompt")
         prompt = encode_prompt(args, given, target)
-        max_length = room(args, target, len(prompt))
         stops = stop_tokens(target)
-        sizes: dict[str, Any] = {"max_context": max_length, "max_stop_tokens": max(4, len(stops))}
-        decoder = CompiledDecoder(target, make_drafter(args, target), **sizes)
-        options = {
-            # Bounded because the loop uses 32-bit integers; larger values mean the same.
-            "new_tokens": min(args.new_tokens, max_length),
-            "temperature": args.temperature,
-            "top_k": min(args.top_k, target.vocab) if args.top_k > 0 else None,
-            "top_p": args.top_p,
-            "stop_tokens": stops,
+        sizes: dict[str, Any] = {
+            "max_context": room(args, target, len(prompt)),
+            "max_stop_tokens": len(stops) or 1,
         }
-        request = Request(prompt, jax.random.key(args.seed), options)
+        decoder = CompiledDecoder(target, make_drafter(args, target), **sizes)
+        options = {name: getattr(args, name) for name in OPTIONS}
+        request = Request(prompt, jax.random.key(args.seed), {**options, "stop_tokens": stops})
         writer = Writer(target.tokenizer, prompt, args.stop, MARKS[marks_for(args.marks, out)], out)
         progress("compiling and reading the prompt", 0, 1)
         state = start(decoder, request)
@@ -151,14 +150,19 @@ def run(args: argparse.Namespace) -> int:
     timing = finish(decoder, state, max_rounds=ROUNDS_AT_A_TIME, show=writer)
     out.write("\n\n")
     is_stuck = timing.text.ending == Ending.UNDECIDED and not writer.is_stopped
-    print_lines(
-        cost(target, timing.text, writer),
-        why_undecided(timing.text) if is_stuck else speed(timing),
-        end_tokens(target),
+    print_line(cost(target, timing.text, writer))
+    print_line(
+        why_undecided(timing.text)
+        if is_stuck
+        else f"{timing.rate:.1f} tokens per second in this one run, the prompt and compiling not "
+        "counted"
     )
+    print_line(end_tokens(target))
     if is_stuck or not args.compare:
         return 1 if is_stuck else 0
-    options["new_tokens"] = max(writer.taken, 1)  # no more than were shown
+    out.flush()
+    shown = {**request.options, "new_tokens": max(writer.taken, 1)}
+    request = dataclasses.replace(request, options=shown)
     return compare(CompiledDecoder(target, **sizes), decoder, request, progress)
 
 
@@ -242,9 +246,9 @@ def load_target(name: str) -> LanguageModel:
 def load_directory(option: str, name: str) -> LanguageModel:
     """Load a Hugging Face directory."""
     if not Path(name).is_dir():
-        raise ValueError(f"{option} {name}: there is no such folder, and it is not a known name")
+        raise ValueError(f"{option} {name}: there is no such directory, and it is not a known name")
     if not (Path(name) / "config.json").is_file():
-        raise ValueError(f"{option} {name}: there is no config.json, so it is not a model's folder")
+        raise ValueError(f"{option} {name}: there is no config.json, so it is not a model")
     return models.load_huggingface(name)
 
 
@@ -276,13 +280,6 @@ def stop_tokens(target: LanguageModel) -> list[int]:
 # --- what is printed after the text
 
 
-def print_lines(*lines: str) -> None:
-    """Print lines, wrapped where a terminal is narrower."""
-    for line in lines:
-        print(wrapped(line, rest="  ") if sys.stdout.isatty() else line)
-    sys.stdout.flush()
-
-
 def cost(target: LanguageModel, text: DecodedText, writer: Writer) -> str:
     """Return what a text cost and what ended it."""
     new = len(text.new_tokens)
@@ -295,13 +292,6 @@ def cost(target: LanguageModel, text: DecodedText, writer: Writer) -> str:
         f"{target.name}: {count(new, 'token')} ({ending}), {count(text.rounds, 'target call')}, "
         f"{text.tokens_per_call:.2f} tokens per call; {text.accepted} of {text.drafted} drafted "
         "tokens accepted"
-    )
-
-
-def speed(timing: Timing) -> str:
-    """Return the speed of one run."""
-    return (
-        f"{timing.rate:.1f} tokens per second in this one run, the prompt and compiling not counted"
     )
 
 
@@ -331,19 +321,19 @@ def compare(
     texts = [(before.text, after.text) for before, after in pairs]
     for text, _ in texts:
         if text.ending == Ending.UNDECIDED:  # the two texts would be of different lengths
-            print_lines(f"the plain loop: {why_undecided(text)}")
+            print_line(f"the plain loop: {why_undecided(text)}")
             return 1
     ratio = spread([after.rate / before.rate for before, after in pairs], 2)
     plain_rate, rate = (
         spread([each.rate for each in runs], 1) for runs in zip(*pairs, strict=True)
     )
-    print_lines(
+    print_line(
         f"{len(pairs)} pairs of runs: {ratio} times as fast as the plain loop; tokens per second "
         f"{rate}, plain {plain_rate} (median, least to greatest)"
     )
     if request.options["temperature"] == 0:
         same = all(text.tokens == other.tokens for text, other in texts)
-        print_lines(f"the plain loop's text is {'the same' if same else 'ANOTHER'}")
+        print_line(f"the plain loop's text is {'the same' if same else 'ANOTHER'}")
     return 0
 
 

@@ -29,8 +29,8 @@ SMALLEST_FLOAT32 = 2.0**-126
 
 _REASONS = {
     errno.ENOENT: "there is no such file",
-    errno.ENOTDIR: "part of its path is not a folder",
-    errno.EISDIR: "it is a folder, not a file",
+    errno.ENOTDIR: "part of its path is not a directory",
+    errno.EISDIR: "it is a directory, not a file",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
     errno.ENOSPC: "there is no space left on the device",
@@ -161,18 +161,12 @@ def option(
     default: Any = None,
     **more: Any,
 ) -> None:
-    """Add an argument; its help says its default, if that is a single value.
+    """Add an argument "--name VALUE" with its purpose, and its default if that is a single value.
 
-    Args:
-      parser: a parser or a group of one.
-      flag: the name of the argument, a space, and the name of its value.
-      purpose: the help.
-      kind: parses the value, by default to a text that is not empty.
-      default: the default.
-      **more: for `add_argument`.
+    `kind` parses the value; the default is any text that is not empty.
     """
     name, _, value = flag.partition(" ")
-    if default not in (None, []) and not isinstance(default, list):
+    if default is not None and not isinstance(default, list):
         purpose += " (default: %(default)s)"
     parser.add_argument(
         name, metavar=value or None, help=purpose, type=kind or _text, default=default, **more
@@ -271,11 +265,8 @@ def print_table(
 ) -> None:
     """Print a table, or its rows one by one where the terminal is too narrow for it.
 
-    Args:
-      columns: the format of each column by its head; a head that ends with ":" is not printed.
-      rows: the values of each row, its name first, which is blank in the table if it is that of the
-        row above; None is blank.
-      indent: precedes each line of the table.
+    `columns` gives the format of each by its head; a head that ends with ":" is not printed. A row is
+    its name and its values; None is blank, as is a name equal to the one above.
     """
     heads = ["" if head.endswith(":") else head for head in columns]
     specs = [spec.partition(".")[0] for spec in columns.values()]
@@ -301,11 +292,6 @@ def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], lines: Seque
         words = (f"{head} {cell}" for head, cell in zip(heads[1:], cells, strict=True) if cell)
         print(wrapped(name, "  ", "    "))
         print(wrapped(", ".join(words), "    ", "    "))
-
-
-def print_note(note: str) -> None:
-    """Print a note below a table."""
-    print(wrapped(note, "  ", "  "))
 
 
 def print_text(label: str, text: str) -> None:

@@ -230,7 +230,7 @@ def _text_and_tree(
     """Make the block of the first `count` tokens of a text, and a tree after them."""
     length, nodes = text.shape[0] + tree.max_nodes, tree.max_nodes
     places = jnp.arange(length, dtype=jnp.int32)
-    depths = jnp.maximum(node_depths(tree), 0)
+    depths = node_depths(tree)
     tokens = jnp.pad(text, (0, nodes))
     tokens = lax.dynamic_update_slice(tokens, tree.tokens, (count,))
     offsets = lax.dynamic_update_slice(places, count + depths, (count,))

@@ -43,7 +43,7 @@ from jaxspec.models.network import (
 )
 from jaxspec.proposals import Proposal
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree, ancestor_mask
+from jaxspec.trees import Tree, ancestor_mask, node_depths
 from jaxspec.verify import Verdict
 
 _LANES = 8  # slots are rounded up to a multiple of this
@@ -272,7 +272,8 @@ class CompiledDecoder:
         batch = state.length.shape[0]
         target, network = self._target_network(batch), self._draft_network(batch)
         is_open, root = state.ending == Ending.NONE, state.length - 1
-        draws = per_sequence(self._draws_of)(state.keys, root)
+        nodes = self.drafter.capacity.max_nodes
+        draws = per_sequence(lambda key, root: self.draws(key, nodes, root))(state.keys, root)
         view = self._view(state, is_open, draws.draft)
         draft, draft_cache = propose_compiled(
             self.drafter, draft_params, network, state.draft_cache, view
@@ -289,23 +290,13 @@ class CompiledDecoder:
         state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         return self._commit(state, tree, verdict, is_open)
 
-    def _draws_of(self, key: jax.Array, position: jax.Array) -> RoundDraws:
-        return self.draws(key, self.drafter.capacity.max_nodes, position)
-
     def _view(self, state: BatchState, is_open: jax.Array, pairs: jax.Array) -> View:
         """Return what the drafter may depend on."""
         room = state.limit - state.length
         wanted = depth_to_draft(state.depth, room, self._draft_room(state), bonus=self.bonus)
-        return View(
-            tokens=state.tokens,
-            length=state.length,
-            depth=jnp.where(is_open, wanted, 0),
-            pairs=pairs,
-            temperature=state.temperature,
-            top_k=state.top_k,
-            top_p=state.top_p,
-            stop_tokens=state.stop_tokens,
-        )
+        same = ("tokens", "length", "temperature", "top_k", "top_p", "stop_tokens")
+        given = {name: getattr(state, name) for name in same}
+        return View(**given, depth=jnp.where(is_open, wanted, 0), pairs=pairs)
 
     def _draft_room(self, state: BatchState) -> jax.Array:
         """Return how many levels the draft can be asked about after each text, int32 [B]."""
@@ -324,13 +315,13 @@ class CompiledDecoder:
     ) -> tuple[jax.Array, Cache]:
         """Run the target over every tree; rows after stop tokens are zeros."""
         is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
-        tokens = tree.tokens.at[:, 0].set(view.root_token)
+        tokens = tree.tokens
         if self.drafter.capacity.is_path:
             depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
             seen = None
         else:
             seen = per_sequence(ancestor_mask)(tree)
-            depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
+            depths = per_sequence(node_depths)(tree)
         needed = jnp.max(tree.num_nodes.astype(jnp.int32))
         sizes = self.drafter.block_sizes
         return network.fitting(

@@ -24,8 +24,8 @@ from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.models.provider import Context, Provider, Usage
-from jaxspec.proposals import PointMass, Proposal, as_source, propose
-from jaxspec.rows import row_of
+from jaxspec.proposals import PointMass, Proposal
+from jaxspec.rows import as_source, row_of
 from jaxspec.transfers import moves_data
 
 _SHORTEST = 64
@@ -112,24 +112,21 @@ def _within(
     drafter: Drafter, proposed: Proposed, view: View, max_nodes: jax.Array | int = MOST_TOKENS
 ) -> Proposed:
     """Cut every tree to what may be drafted: within depth and size, and nothing below a stop token."""
-    batch = view.length.shape[0]
     stops = view.stop_tokens
-    stops = jnp.full((batch, 1), -1, jnp.int32) if stops is None else stops
+    stops = jnp.full((view.length.shape[0], 1), -1, jnp.int32) if stops is None else stops
 
-    def one(proposal: Proposal, view: View, stops: jax.Array, *is_in: jax.Array) -> Any:
-        tree, nodes = cut_below(proposal.tree, stops, view.depth, jnp.int32(max_nodes), *is_in)
-        root = view.tokens[view.length - 1]
+    def one(proposal: Proposal, depth: Any, root: Any, stops: jax.Array, *is_in: jax.Array) -> Any:
+        tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(max_nodes), *is_in)
         is_root = jnp.arange(tree.max_nodes) == 0
         tree = dataclasses.replace(tree, tokens=jnp.where(is_root, root, tree.tokens))
         rows = proposal.draft_rows
         if rows is not None and not drafter.capacity.is_path:  # a path is only shortened
             rows = node_rows(rows, nodes)
-        return propose(type(proposal), tree, rows), nodes
+        return dataclasses.replace(proposal, tree=tree, draft_rows=rows), nodes
 
     is_in = () if proposed.is_in is None else (proposed.is_in,)
-    proposal, nodes = per_sequence(one)(
-        proposed.proposal, dataclasses.replace(view, params=()), stops, *is_in
-    )
+    parts = (proposed.proposal, view.depth, view.root_token, stops, *is_in)
+    proposal, nodes = per_sequence(one)(*parts)
     slots = proposed.slots
     if slots is not None:
         at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
@@ -326,6 +323,6 @@ def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Pr
     proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
     if proposal.draft_rows is None:
         return proposal
-    rows = as_source(proposal.draft_rows).values
+    rows = as_source("draft_rows", proposal.draft_rows).values
     rows = jnp.pad(rows, ((0, capacity.max_nodes - 1 - rows.shape[0]), (0, 0)))
-    return propose(type(proposal), proposal.tree, rows)
+    return dataclasses.replace(proposal, draft_rows=rows)

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxspec.checks import RowError, assert_between
 from jaxspec.draft.shape import Shape
-from jaxspec.rows import LEAST
+from jaxspec.tiles import LEAST
 from jaxspec.trees import Tree, make_tree
 
 
@@ -156,7 +156,7 @@ def _rows_of(name: str, value: Any) -> np.ndarray:
     """Return rows, float64 [n, V]."""
     try:
         rows = np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers: {error}") from error
     if rows.ndim != 2 or rows.size == 0:
         raise ValueError(f"{name} has shape {np.shape(value)}: must be one row [V], or rows [D, V]")

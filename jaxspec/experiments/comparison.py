@@ -9,16 +9,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import jax
 import numpy as np
 
 from jaxspec.audit import GTest, decoding_law, g_test
-from jaxspec.checks import assert_whole
+from jaxspec.checks import Progress, assert_whole
 from jaxspec.decode import (
     Decoder,
-    DecodeState,
     Ending,
     Metrics,
     Options,
@@ -36,9 +35,6 @@ EXACT_TEXTS = 256
 
 MAX_TV = 1e-6
 """Greatest total variation of two exact laws that agree: rounding."""
-
-Progress = Callable[[str, int, int], None]
-"""Called as progress(what is done, steps done, all steps)."""
 
 
 class MismatchError(ValueError):
@@ -279,7 +275,8 @@ def compare_laws(
     """Compare the laws of the first tokens of two decoders of one target.
 
     With at most `EXACT_TEXTS` texts of that many tokens the laws are exact, those of decodes with a
-    budget of these tokens. Otherwise the decoders run until they have these tokens.
+    budget of these tokens. Otherwise the decoders run until they have these tokens, with the drafts
+    that their whole budget allows.
 
     Args:
       first: a decoder.
@@ -308,22 +305,16 @@ def compare_laws(
         tv = sum(abs(laws[0].texts.get(t, 0.0) - laws[1].texts.get(t, 0.0)) for t in every) / 2
         worst = max(law.tv if law.misses == 0 else 1.0 for law in laws)
         return LawComparison(tokens=tokens, tv=tv, target_tv=worst, test=None)
-    budget = options.get("new_tokens", 64)
-    options["new_tokens"] = max(budget if isinstance(budget, int) else 0, tokens)
+    options["new_tokens"] = max(cast(int, options.get("new_tokens", 64)), tokens)
     texts: list[list[Context]] = [[], []]
     for number, one in enumerate(jax.random.split(key, 2 * runs)):
-        which = number // runs
-        state = decoders[which].start(prompt, one, **options)
-        texts[which].append(_first_tokens(decoders[which], state, tokens))
+        decoder = decoders[number // runs]
+        state = decoder.start(prompt, one, **options)
+        while state.ending == Ending.NONE and len(state.new_tokens) < tokens:
+            state, _ = decoder.step(state)
+        texts[number // runs].append(state.new_tokens[:tokens])
         if progress:
             progress(number + 1, 2 * runs)
     every_text = sorted({*texts[0], *texts[1]})
     counts = [np.array([sample.count(text) for text in every_text]) for sample in texts]
     return LawComparison(tokens=tokens, tv=None, target_tv=None, test=g_test(*counts))
-
-
-def _first_tokens(decoder: Decoder, state: DecodeState, tokens: int) -> Context:
-    """Decode until there are `tokens` tokens, to the full depth that the budget allows."""
-    while state.ending == Ending.NONE and len(state.new_tokens) < tokens:
-        state, _ = decoder.step(state)
-    return state.new_tokens[:tokens]

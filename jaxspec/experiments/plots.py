@@ -18,12 +18,7 @@ _NAME_WIDTH = 16
 
 
 def assert_plottable(path: str | Path) -> None:
-    """Raise before long work if `plot` cannot write to a path.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      ValueError: the suffix is not a format that matplotlib writes.
-    """
+    """Raise ImportError or ValueError, before long work, if `plot` cannot write to a path."""
     canvas = _matplotlib("backend_bases").FigureCanvasBase
     suffix = Path(path).suffix.removeprefix(".").lower()
     if suffix not in canvas.get_supported_filetypes():
@@ -92,8 +87,8 @@ def plot_acceptance(axis: Any, runs: Sequence[Run], by: str) -> None:
             [place + shift for place, _ in seen],
             shares,
             yerr=[
-                [share - low for share, (low, _) in zip(shares, ends, strict=True)],
-                [high - share for share, (_, high) in zip(shares, ends, strict=True)],
+                [abs(share - end[side]) for share, end in zip(shares, ends, strict=True)]
+                for side in (0, 1)
             ],
             marker="o",
             capsize=2,

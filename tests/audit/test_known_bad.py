@@ -65,7 +65,7 @@ LISTED = {
         "threshold 1/4 for one candidate",
     },
 }
-"""What is known to have been shipped or proposed; what shows over two rounds alone is below."""
+"""Published or proposed faults; those that show only over two rounds are below."""
 
 KEYED_BY_POSITION = (
     audit.Instance(

@@ -1,4 +1,4 @@
-"""The law of a stored row is row / sum(row), for draws and for tests, whatever it is stored in."""
+"""The law of a stored row is row / sum(row), for draws and for tests, in every dtype."""
 
 from fractions import Fraction
 
@@ -34,7 +34,7 @@ CASES = [
 
 
 def instance_for(rule: js.Rule, dtype: str) -> audit.Instance:
-    """Return the kill row for a rule, its masses not exactly 1 in the type it is stored in."""
+    """Return the kill row for a rule, stored with a mass that is not exactly 1."""
     off = OFF.get(dtype, Fraction(0))
     p = [x * (1 + off) for x in known_bad.KILL_P]
     q = [x * (1 - off) for x in known_bad.KILL_Q]

@@ -105,23 +105,23 @@ def test_a_policy_that_never_deepens_may_be_asked_for() -> None:
         ({"deepen_at": math.nan}, "0 <= shorten_at < deepen_at"),
     ],
 )
-def test_a_policy_that_contradicts_itself_is_refused(fields: dict[str, Any], order: str) -> None:
+def test_a_policy_that_contradicts_itself_is_an_error(fields: dict[str, Any], order: str) -> None:
     with pytest.raises(ValueError, match=f"must satisfy {order}"):
         AdaptiveTreePolicy(**fields)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "least"),
+    ("field", "value"),
     [
-        ("min_width", 0, 1),
-        ("max_width", 2.5, 1),
-        ("min_depth", 0, 1),
-        ("first_depth", "3", 1),
-        ("max_depth", True, 1),
-        ("max_nodes", 1, 2),
+        ("min_width", 0),
+        ("max_width", 2.5),
+        ("min_depth", 0),
+        ("first_depth", "3"),
+        ("max_depth", True),
+        ("max_nodes", 1),
+        ("deepen_at", "often"),
     ],
 )
-def test_sizes_of_a_policy_are_whole_numbers(field: str, value: Any, least: int) -> None:
-    message = f"{field} is {value!r}: must be a whole number, at least {least}"
-    with pytest.raises(ValueError, match=message):
+def test_invalid_sizes_of_a_policy_are_errors(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} is {value!r}"):
         AdaptiveTreePolicy(**{field: value})

@@ -204,7 +204,7 @@ def test_each_sequence_of_a_batch_has_its_own_write_index(llama: Network) -> Non
 def test_the_host_loop_gives_the_text_of_plain_greedy_decoding(llama: Network) -> None:
     attention = CachedNetwork(llama.model, slots=SLOTS, chunk=4, transform=Softmax(0))
     rough = Provider("rough", VOCAB, ask=lambda c: llama.logits_after(c[-3:]), transform=Softmax())
-    decoder = Decoder(attention, FixedTree(rough, widths=(2, 1)), new_tokens=12)
+    decoder = Decoder(attention, FixedTree(rough, (2, 1)), new_tokens=12)
     text = TEXT[:3]
     for _ in range(12):
         text = (*text, int(llama.logits_after(text).argmax()))

@@ -127,6 +127,13 @@ def search(
     )
 
 
+@moves_data
+def replay(play: Play, world: Any, draws: np.ndarray, *, batch: int = 256) -> Any:
+    """Return the outcomes at points, float32 [P, K], by the compiled program of `search`."""
+    evaluate = _Evaluator(play, world, draws.shape[1], batch, None, 0)
+    return evaluate.unpack(evaluate.rows(draws))
+
+
 @functools.lru_cache(maxsize=64)
 def _compile(play: Play) -> Callable[[Any, jax.Array], jax.Array]:
     """Jit a function of uniforms over a batch of them, its outcome written as one row of integers."""

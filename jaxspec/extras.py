@@ -34,5 +34,5 @@ def needs(what: str, missing: str, extra: str) -> str:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra: from a clone, for no package index has this one."""
+    """Return the command that installs an extra from a clone; jaxspec is on no package index."""
     return f"pip install -e '.[{extra}]' in a clone of jaxspec"

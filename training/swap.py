@@ -14,13 +14,13 @@ _NEW, _OLD = "new", "old"
 def swap_files(folder: pathlib.Path, contents: Mapping[str, bytes], key: str) -> None:
     """Replace files of a folder; at every moment all of them are old or new, or one is missing.
 
-    The files are written beside their places. Then the file `key`, without which the others are not
-    read, is moved away first and its successor moved in last. If anything fails, the old files are
-    moved back. A process that is killed leaves the old files, the new ones, or a folder without
-    `key`; what it left besides is removed by the next call.
+    The new files are written under temporary names. Then the file `key`, without which the others
+    are not read, is moved away first and its successor moved in last. If anything fails, the old
+    files are moved back. A process that is killed leaves the old files, the new ones, or a folder
+    without `key`; the next call removes its temporary files.
 
     Args:
-      folder: it must be there; one call at a time. A link in it stays one.
+      folder: an existing folder; one call at a time. Links in it stay links.
       contents: what to write, by the name of the file.
       key: one of these names.
 
@@ -74,7 +74,7 @@ def swap_files(folder: pathlib.Path, contents: Mapping[str, bytes], key: str) ->
 
 
 def _left(place: pathlib.Path, what: str) -> list[pathlib.Path]:
-    """Return what calls that were killed left beside a place."""
+    """Return what calls that were killed left next to a file."""
     return list(place.parent.glob(f".{glob.escape(place.name)}.*.{what}"))
 
 

@@ -4,12 +4,12 @@
 source; `decoding_law` audits a drafter or a loop.
 """
 
+from jaxspec.audit.boxes import Cells, search
 from jaxspec.audit.decoding import DecodingLaw, decoding_law
 from jaxspec.audit.grid import count_outcomes
 from jaxspec.audit.instances import Instance, instances_for
 from jaxspec.audit.law import Law, exact_law
 from jaxspec.audit.report import AuditReport, audit_rules
-from jaxspec.audit.search import Cells, search
 from jaxspec.audit.statistics import GTest, fit_test, g_test
 
 __all__ = (

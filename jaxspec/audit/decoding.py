@@ -22,14 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.audit.boxes import UNITS, Cells, search
 from jaxspec.audit.rounds import causal_nodes, draws_of
-from jaxspec.audit.search import UNITS, Cells, search
 from jaxspec.checks import Progress
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, as_target
 from jaxspec.draft import HostDraft
 from jaxspec.models.provider import Context
 from jaxspec.proposals import Proposal
-from jaxspec.rows import TILE
+from jaxspec.tiles import TILE
 from jaxspec.transfers import moves_data
 from jaxspec.trees import make_tree
 from jaxspec.verify import Verdict, Verifier

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxspec.audit.boxes import Cells, search
 from jaxspec.audit.instances import Instance
 from jaxspec.audit.rounds import DraftLength, DrawSiblings, MakeRows, make_round
-from jaxspec.audit.search import Cells, search
 from jaxspec.checks import Progress
 from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule, Verifier

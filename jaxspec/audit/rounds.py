@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,8 @@ from jax.typing import DTypeLike
 from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
-from jaxspec.proposals import PointMass, Proposal, propose
+from jaxspec.proposals import PointMass, Proposal
+from jaxspec.rows import RowsLike, RowSource
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, ancestor_mask, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
@@ -35,7 +35,7 @@ DraftLength = Callable[[jax.Array, jax.Array], jax.Array]
 (tokens [N - 1], the draft row of each one's parent [N - 1, V]) -> int32 []. For a path these are
 the `tokens` and `draft_rows` of `sampled_path`, and the result is its `num_drafted`."""
 
-MakeRows = Callable[[jax.Array], Any]
+MakeRows = Callable[[jax.Array], RowSource]
 """Makes a row source of dense probability rows [N, V]."""
 
 
@@ -184,16 +184,18 @@ def _make_play(
 
         start = (tree.tokens, jnp.zeros(nodes, jnp.int32))
         tokens, places = lax.fori_loop(0, nodes, expand, start)
-        draft_rows = world.draft[places] if is_sampled else None
+        draft_rows: RowsLike | None = world.draft[places] if is_sampled else None
         proposed = replace(tree, tokens=tokens)
-        if num_drafted is not None and draft_rows is not None:
-            count = num_drafted(tokens[1:], draft_rows[tree.parents[1:]])
+        if num_drafted is not None:
+            count = num_drafted(tokens[1:], world.draft[places][tree.parents[1:]])
             proposed = _first_candidates(proposed, count)
-        target_rows = world.target[places]
+        target_rows: RowsLike = world.target[places]
         if rows is not None:
-            target_rows = rows(target_rows)
-            draft_rows = None if draft_rows is None else rows(draft_rows)
-        verdict = verify(draws, propose(kind, proposed, draft_rows), target_rows, world.bonus)
+            target_rows = rows(world.target[places])
+            draft_rows = rows(world.draft[places]) if is_sampled else None
+        verdict = verify(
+            draws, kind(tree=proposed, draft_rows=draft_rows), target_rows, world.bonus
+        )
         is_left_out = world.lazy & ~world.looked_at[verdict.stop_node]
         return Outcome(drafted=jnp.where(is_left_out, NONE, tokens), verdict=verdict)
 

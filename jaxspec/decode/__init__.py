@@ -5,7 +5,7 @@ from jaxspec.decode.commit import Ending
 from jaxspec.decode.compiled import CompiledDecoder
 from jaxspec.decode.files import load, save
 from jaxspec.decode.host import DecodeError, Decoder
-from jaxspec.decode.metrics import Metrics, Rate, metrics_of
+from jaxspec.decode.metrics import Metrics, Rate, metrics_of, overlap
 from jaxspec.decode.request import Options, Request
 from jaxspec.decode.rounds import Difference, RoundRecord, differences, replay_round
 from jaxspec.decode.state import BatchState, DecodedText, DecodeState, Source
@@ -35,6 +35,7 @@ __all__ = (
     "load",
     "metrics_of",
     "node_contexts",
+    "overlap",
     "replay_round",
     "save",
 )

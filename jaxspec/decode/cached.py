@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_kind
+from jaxspec.checks import MOST_TOKENS, assert_between, assert_kind
 from jaxspec.decode.target import Scores, Target
 from jaxspec.models.network import Block, Cache, CacheError, LanguageModel, assert_language_model
 from jaxspec.models.provider import Context, Provider, Softmax, Usage, check_context, probabilities
@@ -70,13 +70,8 @@ class CachedNetwork(Target):
         """
         assert_language_model("model", model)
         model.assert_rolls_back()
-        for size_name, size in (("slots", slots), ("chunk", chunk)):
-            is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
-            if not is_integer or not 1 <= size < 2**31:
-                raise ValueError(
-                    f"slots is {slots!r} and chunk {chunk!r}: both must be at least 1, and "
-                    f"{size_name} an integer of 32 bits"
-                )
+        assert_between("slots", slots, 1, MOST_TOKENS)
+        assert_between("chunk", chunk, 1, MOST_TOKENS)
         if transform is not None:
             assert_kind("transform", transform, Softmax, "a Softmax(temperature), or None")
         self.model, self.name, self.vocab = model, model.name, model.vocab
@@ -149,21 +144,21 @@ class CachedNetwork(Target):
     def _feed(self, context: Context) -> int:
         """Feed all whole chunks before the last token; return where the rest begins."""
         start, common = (len(context) - 1) // self.chunk * self.chunk, 0
-        while common < start and self._chunk(self._held, common) == self._chunk(context, common):
-            common += self.chunk
+        while common < start:
+            end = common + self.chunk
+            if self._held[common:end] != context[common:end]:
+                break
+            common = end
         for at in range(common, start, self.chunk):
             self._run_chunk(context, at)
         return start
-
-    def _chunk(self, context: Context, at: int) -> Context:
-        return context[at : at + self.chunk]
 
     def _run_chunk(self, context: Context, at: int) -> np.ndarray:
         """Run the chunk of a context that begins at an entry; return its logits.
 
         An incomplete last one is never reused, since no whole chunk equals it.
         """
-        part = self._chunk(context, at)
+        part = context[at : at + self.chunk]
         tokens = np.zeros(self.chunk, np.int32)
         tokens[: len(part)] = part
         logits = self._run(_text, at, tokens)
@@ -235,7 +230,7 @@ def _text_and_tree(
     """Make the block of the first `count` tokens of a text, and a tree after them."""
     length, nodes = text.shape[0] + tree.max_nodes, tree.max_nodes
     places = jnp.arange(length, dtype=jnp.int32)
-    depths = jnp.maximum(node_depths(tree), 0)
+    depths = node_depths(tree)
     tokens = jnp.pad(text, (0, nodes))
     tokens = lax.dynamic_update_slice(tokens, tree.tokens, (count,))
     offsets = lax.dynamic_update_slice(places, count + depths, (count,))

@@ -43,7 +43,7 @@ from jaxspec.models.network import (
 )
 from jaxspec.proposals import Proposal
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree, ancestor_mask
+from jaxspec.trees import Tree, ancestor_mask, node_depths
 from jaxspec.verify import Verdict
 
 _LANES = 8  # slots are rounded up to a multiple of this
@@ -321,7 +321,7 @@ class CompiledDecoder:
             seen = None
         else:
             seen = per_sequence(ancestor_mask)(tree)
-            depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
+            depths = per_sequence(node_depths)(tree)
         needed = jnp.max(tree.num_nodes.astype(jnp.int32))
         sizes = self.drafter.block_sizes
         return network.fitting(

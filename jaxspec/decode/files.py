@@ -20,12 +20,13 @@ from jaxspec.decode.commit import Ending
 from jaxspec.decode.request import validated
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
-from jaxspec.draws import RoundDraws, draws_from_record, draws_to_record
-from jaxspec.proposals import PointMass, assert_proposal, propose
+from jaxspec.draws import RoundDraws
+from jaxspec.proposals import PointMass
 from jaxspec.storage import INT32, Place, Range, RecordError, StoredArray, shortened, shown
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, make_tree
 from jaxspec.verify import RULES, Rule, Verdict
+from jaxspec.verify.arguments import assert_proposal
 
 STATE, ROUNDS = "decode state", "rounds"
 """Kinds of record."""
@@ -177,7 +178,7 @@ def _round_to_plain(record: RoundRecord) -> dict[str, Any]:
         **{
             name: getattr(record, name) for name in ("position", "rule", "target", "draft", "bonus")
         },
-        "draws": draws_to_record(record.draws),
+        "draws": record.draws.to_plain(),
         "tree": {name: np.asarray(getattr(tree, name)) for name in _names(Tree)},
         "draft_rows": None if rows is None else np.asarray(rows),
         "target_rows": np.asarray(record.target_rows),
@@ -202,7 +203,7 @@ def _round_of(plain: Any, place: Place) -> RoundRecord:
     draws = _draws_of(stored.draws, nodes, place.field("draws"))
     tree = _tree_of(stored.tree, rule, (nodes, slots, levels), vocab, place.field("tree"))
     draft_rows = _draft_rows_of(stored.draft_rows, rule, (nodes, vocab), place.field("draft_rows"))
-    proposal = propose(rule.proposal, tree, draft_rows)
+    proposal = rule.proposal(tree=tree, draft_rows=draft_rows)
     try:
         assert_proposal(proposal, jnp.asarray(target_rows))
     except (AssertionError, TypeError, ValueError) as error:
@@ -297,7 +298,7 @@ def _draws_of(stored: Arrays, nodes: int, place: Place) -> RoundDraws:
         storage.assert_shape(stored[name], shape, place.field(name))
     try:
         with np.errstate(over="ignore"):  # a draw beyond float32 is an error with its place
-            return draws_from_record({name: stored[name].read() for name in shapes})
+            return RoundDraws.from_plain({name: stored[name].read() for name in shapes})
     except DrawError as error:
         raise place.error(f"are not valid: {error}") from error
 

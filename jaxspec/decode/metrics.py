@@ -8,12 +8,15 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.checks import assert_kind
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import RoundSummary
 from jaxspec.models.provider import Usage
-from jaxspec.proposals import as_source
+from jaxspec.rows import as_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,7 @@ def chances_of(record: RoundRecord) -> tuple[float, ...]:
     tree = record.proposal.tree
     children, tokens = np.asarray(tree.children), np.asarray(tree.tokens)
     rows = record.proposal.draft_rows
-    draft_rows = None if rows is None else np.asarray(as_source(rows).values)
+    draft_rows = None if rows is None else np.asarray(as_source("draft_rows", rows).values)
     chances = []
     for node in record.verdict.path[: int(record.verdict.num_accepted) + 1]:
         below = children[node][children[node] >= 0]
@@ -137,3 +140,21 @@ def chances_of(record: RoundRecord) -> tuple[float, ...]:
         share = row[tokens[below]] if draft_rows is None else np.minimum(row, draft_rows[node])
         chances.append(float(share.sum()))
     return tuple(chances)
+
+
+def overlap(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Return `sum(min(p, q))` over the last axis: the acceptance probability of token verification.
+
+    Args:
+      first: float [..., V], probabilities.
+      second: float [..., V], probabilities.
+
+    >>> import jax.numpy as jnp
+    >>> float(overlap(jnp.array([0.25, 0.75]), jnp.array([0.5, 0.5])))
+    0.75
+    """
+    for name, rows in (("first", first), ("second", second)):
+        assert_kind(name, rows, jax.Array | np.ndarray, "an array of probabilities")
+    if first.shape != second.shape:
+        raise AssertionError(f"first has shape {first.shape}, second {second.shape}: must be equal")
+    return jnp.minimum(first.astype(jnp.float32), second.astype(jnp.float32)).sum(axis=-1)

@@ -16,8 +16,9 @@ import numpy as np
 from jaxspec.checks import MOST_TOKENS
 from jaxspec.logits import Logits
 from jaxspec.models.provider import Context
-from jaxspec.rows import LEAST, row_of
+from jaxspec.rows import row_of
 from jaxspec.storage import Range
+from jaxspec.tiles import LEAST
 
 KeyWord = Annotated[int, Range(0, 2**32 - 1)]
 Tokens: TypeAlias = Collection[int] | np.ndarray | jax.Array
@@ -163,26 +164,22 @@ def validated(
     tokens = _token_ids(f"{place}prompt", prompt, vocab)
     if not tokens or isinstance(prompt, Set):
         raise _error(f"{place}prompt", prompt, "a sequence of at least one token")
-
-    def integer(name: str, value: Any, least: int, wanted: str) -> int:
-        return int(_number(place + name, value, numbers.Integral, (least, np.inf), wanted))
-
-    def real(name: str, value: Any, bounds: tuple[float, float], wanted: str) -> float:
-        return float(_number(place + name, value, numbers.Real, bounds, wanted))
-
-    keep_all = "an integer, at least 1; None, 0 or -1 keep all tokens"
-    rank = -1 if top_k is None else integer("top_k", top_k, -1, keep_all)
-    warmest = float(np.finfo(np.float32).max)
-    budget = integer("new_tokens", new_tokens, 1, "an integer, at least 1")
+    wanted = "an integer, at least 1"
+    budget = _number(f"{place}new_tokens", new_tokens, int, (1, np.inf), wanted)
+    wanted = "an integer, at least 1; None, 0 or -1 keep all tokens"
+    rank = -1 if top_k is None else _number(f"{place}top_k", top_k, int, (-1, np.inf), wanted)
+    wanted, warmest = "finite and at least 0", float(np.finfo(np.float32).max)
+    warmth = _number(f"{place}temperature", temperature, float, (0, warmest), wanted)
+    mass = _number(f"{place}top_p", top_p, float, (5e-324, 1), "above 0 and at most 1")
     return Request(
         prompt=tokens,
         key_data=key_data,
         key_type=key_type,
         new_tokens=min(budget, MOST_TOKENS),  # positions are int32
         stop_tokens=tuple(sorted({*_token_ids(f"{place}stop_tokens", stop_tokens, vocab)})),
-        temperature=real("temperature", temperature, (0, warmest), "finite and at least 0"),
+        temperature=warmth,
         top_k=rank if 1 <= rank < vocab else None,
-        top_p=real("top_p", top_p, (5e-324, 1), "above 0 and at most 1"),
+        top_p=mass,
     )
 
 
@@ -234,10 +231,11 @@ def _error(name: str, value: Any, wanted: str) -> ValueError:
 
 def _number(name: str, value: Any, kind: type, bounds: tuple[float, float], wanted: str) -> Any:
     given = _scalar(value)
-    is_number = isinstance(given, kind) and not isinstance(given, bool)
+    kinds = numbers.Integral if kind is int else numbers.Real
+    is_number = isinstance(given, kinds) and not isinstance(given, bool)
     if not is_number or not bounds[0] <= given <= bounds[1]:
         raise _error(name, value, wanted)
-    return given
+    return kind(given)
 
 
 def _token_ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
@@ -248,7 +246,7 @@ def _token_ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
         return tuple(entries)
     wanted = f"an integer in the vocabulary of {vocab}"
     return tuple(
-        int(_number(f"{name}: entry {at}", each, numbers.Integral, (0, vocab - 1), wanted))
+        _number(f"{name}: entry {at}", each, int, (0, vocab - 1), wanted)
         for at, each in enumerate(entries)
     )
 

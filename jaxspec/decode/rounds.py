@@ -11,8 +11,8 @@ import numpy as np
 from jaxspec.checks import DrawError, assert_kind
 from jaxspec.draws import RoundDraws
 from jaxspec.proposals import Proposal
-from jaxspec.rows import draw_token
 from jaxspec.storage import shortened
+from jaxspec.tiles import draw_token
 from jaxspec.transfers import moves_data
 from jaxspec.verify import RULES, Verdict
 

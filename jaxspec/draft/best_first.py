@@ -13,7 +13,7 @@ from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import MAX_NODES, Capacity
 from jaxspec.models.batched import per_sequence
 from jaxspec.proposals import PointMass
-from jaxspec.rows import LEAST
+from jaxspec.tiles import LEAST
 from jaxspec.trees import tree_of_parents
 from jaxspec.verify import RULES, Rule
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.loops import while_loop
-from jaxspec.proposals import Rows, as_source
+from jaxspec.rows import RowsLike, as_source
 from jaxspec.trees import NONE, ROOT, Tree, ancestor_mask, tree_of_parents
 
 
@@ -82,14 +82,14 @@ def cut(tree: Tree, keep: jax.Array) -> tuple[Tree, jax.Array]:
     return cut_tree, empty.at[where].set(nodes, mode="drop")
 
 
-def node_rows(rows: Rows, nodes: jax.Array) -> Rows:
+def node_rows(rows: RowsLike, nodes: jax.Array) -> RowsLike:
     """Return draft rows by node of a tree that was cut: row n is the one that was row `nodes[n]`.
 
     Args:
       rows: of one sequence.
       nodes: int32 [N], as `cut` returns them.
     """
-    source = as_source(rows)
+    source = as_source("rows", rows)
     first = jnp.int32(0) if source.first is None else source.first
     at = jnp.arange(source.values.shape[0], dtype=jnp.int32) - first
     node = nodes[jnp.clip(at, 0, nodes.shape[0] - 1)]

@@ -24,8 +24,8 @@ from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.models.provider import Context, Provider, Usage
-from jaxspec.proposals import PointMass, Proposal, as_source, propose
-from jaxspec.rows import row_of
+from jaxspec.proposals import PointMass, Proposal
+from jaxspec.rows import as_source, row_of
 from jaxspec.transfers import moves_data
 
 _SHORTEST = 64
@@ -122,7 +122,7 @@ def _within(
         rows = proposal.draft_rows
         if rows is not None and not drafter.capacity.is_path:  # a path is only shortened
             rows = node_rows(rows, nodes)
-        return propose(type(proposal), tree, rows), nodes
+        return dataclasses.replace(proposal, tree=tree, draft_rows=rows), nodes
 
     is_in = () if proposed.is_in is None else (proposed.is_in,)
     parts = (proposed.proposal, view.depth, view.root_token, stops, *is_in)
@@ -322,6 +322,6 @@ def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Pr
     proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
     if proposal.draft_rows is None:
         return proposal
-    rows = as_source(proposal.draft_rows).values
+    rows = as_source("draft_rows", proposal.draft_rows).values
     rows = jnp.pad(rows, ((0, capacity.max_nodes - 1 - rows.shape[0]), (0, 0)))
-    return propose(type(proposal), proposal.tree, rows)
+    return dataclasses.replace(proposal, draft_rows=rows)

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxspec.checks import RowError, assert_between
 from jaxspec.draft.shape import Shape
-from jaxspec.rows import LEAST
+from jaxspec.tiles import LEAST
 from jaxspec.trees import Tree, make_tree
 
 

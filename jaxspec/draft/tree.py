@@ -15,7 +15,7 @@ from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, every
 from jaxspec.draft.likely import likeliest
 from jaxspec.draft.shape import MAX_NODES, Capacity, Shape, shape_of
 from jaxspec.models.batched import per_sequence
-from jaxspec.proposals import PointMass, Proposal, WithoutReplacement, WithReplacement, propose
+from jaxspec.proposals import PointMass, Proposal, WithoutReplacement, WithReplacement
 from jaxspec.rows import Probabilities
 from jaxspec.verify import RULES, Rule
 
@@ -127,7 +127,7 @@ class _Layered(ModelDrafter):
             rows = Probabilities(values=state.rows, first=first)
         tree = per_sequence(self.layout.tree)(state.tokens)
         return Proposed(
-            proposal=propose(self.rule.proposal, tree, rows),
+            proposal=self.rule.proposal(tree=tree, draft_rows=rows),
             is_in=state.is_in,
             slots=None if is_path else every_node(view, self.capacity),
         )

@@ -68,11 +68,7 @@ class BatchedNetwork:
         return _each(one, (), jnp.arange(self.batch, dtype=jnp.int32))[1]
 
     def forward(self, params: Any, cache: Cache, block: Block) -> tuple[jax.Array, Cache]:
-        """Run a block of each sequence, every field with a leading B.
-
-        Returns:
-          (logits float32 [B, L, V], the cache).
-        """
+        """Run a block of each sequence, every field with a leading B; logits are [B, L, V]."""
         guarded = self.model.guarded
         logits, cache = _each(lambda cache, block: guarded(params, cache, block), cache, block)
         if self.vocab is not None and self.vocab != self.model.vocab:
@@ -98,16 +94,9 @@ class BatchedNetwork:
         root: jax.Array,
         offset: jax.Array | int = 0,
     ) -> tuple[jax.Array, Cache]:
-        """Run consecutive nodes of each tree; see `Block.of_tree`.
+        """Run consecutive nodes of each tree, the nodes before them being in the cache.
 
-        Args:
-          params: the network's parameters.
-          cache: of the batch; holds the nodes before these.
-          tokens: int32 [B, L].
-          depths: int32 [B, L].
-          seen: bool [B, L, N].
-          root: int32 [B].
-          offset: int32 [] or [B].
+        Arguments are those of `Block.of_tree` with a leading B; `offset` may also be a scalar.
         """
         offset = jnp.broadcast_to(jnp.asarray(offset, jnp.int32), (self.batch,))
 
@@ -182,8 +171,8 @@ class BatchedNetwork:
         Args:
           params: the network's parameters.
           cache: of the batch.
-          tokens: int32 [B, S'], the texts, S' at least `(chunk + 1) * width`. What follows a text is
-            run too, into slots that are overwritten before they are attended to.
+          tokens: int32 [B, S'], S' at least `(chunk + 1) * width`. What follows a text is run too,
+            into slots that are overwritten before they are attended to.
           chunk: int32 [].
           width: tokens of a chunk.
         """

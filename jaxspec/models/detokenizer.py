@@ -141,9 +141,9 @@ class Detokenizer:
 
     def _settle(self, text: str) -> str:
         """Return what a settled text adds to the text that was returned."""
-        pairs = enumerate(zip(self._shown, text, strict=False))
-        kept = min(len(self._shown), len(text))
-        kept = next((place for place, (old, new) in pairs if old != new), kept)
+        shown, kept = self._shown, 0
+        while kept < min(len(shown), len(text)) and shown[kept] == text[kept]:
+            kept += 1
         if kept == len(text):
             return ""
         self._shown = text
@@ -215,19 +215,17 @@ def _cleans_up(tokenizer: Tokenizer) -> bool:
             return " ," not in text
     except Exception:  # whatever it raises for a text without tokens
         pass
+
     # Composed from the vocabulary where text cannot be encoded.
-    word = _first(tokenizer, str.isalpha)
-    space = _first(tokenizer, lambda piece: piece.endswith(" "))
-    mark = _first(tokenizer, lambda piece: piece in tuple(",.?!"))
-    if word is None or space is None or mark is None:
+    def first(fits: Callable[[str], bool]) -> list[int]:
+        return [token for token, piece in enumerate(tokenizer.pieces) if fits(piece)][:1]
+
+    word, space = first(str.isalpha), first(lambda piece: piece.endswith(" "))
+    mark = first(lambda piece: piece in tuple(",.?!"))
+    if not (word and space and mark):
         return False
-    spaced = tokenizer.decode([word, space])
-    return spaced.endswith(" ") and not tokenizer.decode([word, space, mark]).startswith(spaced)
-
-
-def _first(tokenizer: Tokenizer, fits: Callable[[str], bool]) -> int | None:
-    """Return the first token whose piece fits."""
-    return next((token for token, piece in enumerate(tokenizer.pieces) if fits(piece)), None)
+    spaced = tokenizer.decode(word + space)
+    return spaced.endswith(" ") and not tokenizer.decode(word + space + mark).startswith(spaced)
 
 
 class StopText:
@@ -246,14 +244,7 @@ class StopText:
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Begin a text.
-
-        Args:
-          stops: the strings that end it.
-
-        Raises:
-          ValueError: one is empty or not a string.
-        """
+        """Begin a text; ValueError for a stop string that is empty or not a string."""
         if isinstance(stops, str):
             raise ValueError(
                 f"stops is {stops!r}: must be a sequence of strings, such as [{stops!r}]"

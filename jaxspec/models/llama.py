@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_whole, struct
+from jaxspec.checks import assert_bool, assert_whole, struct
 from jaxspec.models.network import Block, LanguageModel, Tokenizer, keep_slots
 from jaxspec.models.panels import Panels, cut, dense
 
@@ -71,8 +71,7 @@ class LlamaConfig:
         if self.max_context is not None:
             assert_whole("max_context", self.max_context, 1)
         for field in ("has_biases", "is_tied"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"{field} is {getattr(self, field)!r}, must be True or False")
+            assert_bool(field, getattr(self, field))
         if not _is_float32(self.norm_epsilon) or self.norm_epsilon <= 0:
             raise ValueError(f"norm_epsilon is {self.norm_epsilon!r}, must be finite and above 0")
         for pair, frequency in enumerate(self.rope_frequencies):
@@ -268,11 +267,11 @@ def in_panels(model: LanguageModel) -> LanguageModel:
         return model
     matrices = ("query", "key", "value", "output", "gate", "up", "down")
 
-    def in_panels(layer: LlamaLayer) -> LlamaLayer:
+    def cut_layer(layer: LlamaLayer) -> LlamaLayer:
         panels: dict[str, Any] = {name: cut(getattr(layer, name)) for name in matrices}
         return dataclasses.replace(layer, **panels)
 
-    layers = tuple(map(in_panels, model.params.layers))
+    layers = tuple(map(cut_layer, model.params.layers))
     return dataclasses.replace(model, params=dataclasses.replace(model.params, layers=layers))
 
 

@@ -224,8 +224,8 @@ class LanguageModel:
       keep: see `Keep`. None if slots cannot be moved: then the network verifies paths only.
       takes_trees: whether mask and positions are honoured. False for a network that only takes
         spans of text, each token after the one in the slot before: it verifies paths only.
-      rolls_back: whether slots can be overwritten. Decoding needs it; a network that carries a
-        state forward (recurrent, or a ring of slots) does not have it.
+      rolls_back: whether slots can be overwritten, as decoding needs; not so for a network that
+        carries a state forward (recurrent, or a ring of slots).
       max_context: most positions it was made for; None for no limit.
       tokenizer: None for a network of bare ids.
     """
@@ -261,7 +261,7 @@ class LanguageModel:
     def assert_takes_trees(self) -> None:
         """Raise CacheError if the network ignores masks or its slots cannot be moved."""
         if not self.takes_trees or self.keep is None:
-            why = "takes no mask" if not self.takes_trees else "has a cache whose slots cannot move"
+            why = "has a cache whose slots cannot move" if self.takes_trees else "takes no mask"
             raise CacheError(f"{self.name} {why}, so it verifies paths only: propose a path")
 
 

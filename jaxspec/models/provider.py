@@ -26,7 +26,7 @@ Context: TypeAlias = tuple[Token, ...]
 
 
 class Query(NamedTuple):
-    """One context to be scored, with the id that its answer must carry."""
+    """One context to be scored, with the id of its answer."""
 
     id: int
     context: Context
@@ -46,10 +46,6 @@ class AnswerError(RowError):
       fault: "malformed" (not a row, or in a batch not pairs of id and row), "missing", "extra" or
         "reordered".
     """
-
-    def __init__(self, message: str, fault: str) -> None:
-        """Store the kind of fault with the message."""
-        super().__init__(message, fault=fault)
 
 
 class ImpureProviderError(RowError):
@@ -185,55 +181,56 @@ class Provider:
             is_masked = np.ma.isMA(row)
             wanted = "with a probability where it is masked" if is_masked else "np.asarray(row)"
             what = f"{place} is a {type(row).__name__}: give a plain array, {wanted}"
-            raise AnswerError(what, "malformed")
+            raise AnswerError(what, fault="malformed")
         strange = _strange_entry(row)
         if strange is not None:
-            raise AnswerError(f"{place}: entry {strange} is {described(row[strange])}", "malformed")
+            raise AnswerError(
+                f"{place}: entry {strange} is {described(row[strange])}", fault="malformed"
+            )
         try:
             return np.array(row)
         except Exception as error:  # whatever the row's library raises for what it cannot copy
             what = f"{place} is not an array: {shortened(str(error))}"
-            raise AnswerError(what, "malformed") from error
+            raise AnswerError(what, fault="malformed") from error
 
     def _match(self, queries: list[Query], answers: Any) -> list[np.ndarray]:
         """Compare the ids of a batch of answers with those of its queries; return the rows."""
         first = _shown_context(queries[0].context)
         asked = f"expected ids 0 to {len(queries) - 1}, the first for context {first}"
         shown_pair = f"wanted Answer(id, row); {asked}"
-        if not hasattr(answers, "__iter__"):
+        if not isinstance(answers, Iterable):
             what = f"the batch callback returned a {type(answers).__name__}, wanted a list of"
-            raise AnswerError(f"{self.name}: {what} Answer(id, row); {asked}", "malformed")
+            raise AnswerError(f"{self.name}: {what} Answer(id, row); {asked}", fault="malformed")
         contexts = dict(queries)
         rows: dict[int, np.ndarray] = {}
         for place, answer in enumerate(answers):
             where = f"{self.name}: answer {place}"
             if not isinstance(answer, tuple | list) or len(answer) != 2:
-                raise AnswerError(
-                    f"{where} is a {type(answer).__name__}, {shown_pair}", "malformed"
-                )
+                what = f"{where} is a {type(answer).__name__}, {shown_pair}"
+                raise AnswerError(what, fault="malformed")
             try:
                 number = operator.index(answer[0])
             except TypeError as error:
                 what = f"{where} has id {answer[0]!r}, not an integer; {asked}"
-                raise AnswerError(what, "malformed") from error
+                raise AnswerError(what, fault="malformed") from error
             if number not in contexts:
                 what = f"{self.name}: a row for id {number}, which was not asked for; {asked}"
-                raise AnswerError(what, "extra")
+                raise AnswerError(what, fault="extra")
             if number in rows:
                 what = f"two rows for id {number}, context {_shown_context(contexts[number])}"
-                raise AnswerError(f"{self.name}: {what}", "extra")
+                raise AnswerError(f"{self.name}: {what}", fault="extra")
             rows[number] = self._copy(answer[1], contexts[number])
         for number, context in queries:
             if number not in rows:
                 what = f"no row for id {number}, context {_shown_context(context)}"
-                raise AnswerError(f"{self.name}: {what}", "missing")
+                raise AnswerError(f"{self.name}: {what}", fault="missing")
         for place, number in enumerate(rows):
             if place != number:
                 wanted = f"wanted id {place}, context {_shown_context(contexts[place])}"
                 what = (
                     f"answer {place} is for id {number}, {wanted}; return rows in the order asked"
                 )
-                raise AnswerError(f"{self.name}: {what}", "reordered")
+                raise AnswerError(f"{self.name}: {what}", fault="reordered")
         return list(rows.values())
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxspec.storage.place import shown
+
 try:
     import fcntl
 except ImportError:  # Windows has none: parts that killed processes left are not removed there
@@ -32,7 +34,7 @@ def destination(place: str | Path) -> Path:
         has it, its folder is missing or not writable.
     """
     if wrong := wrong_name(place):
-        raise OSError(errno.EINVAL, wrong, repr(str(place)))
+        raise OSError(errno.EINVAL, wrong, shown(str(place)))
     path = Path(os.path.realpath(place))
     with contextlib.suppress(FileNotFoundError):
         os.lstat(path)  # raises if the name is too long, or a part of it is not a folder

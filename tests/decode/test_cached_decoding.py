@@ -109,7 +109,7 @@ def test_a_decode_resumed_with_an_empty_cache_goes_on_as_it_would_have() -> None
     assert again.resume(states[2][0]).tokens == states[-1][0].tokens
 
 
-# --- what is refused, before anything is fed
+# --- errors, before anything is fed
 
 TREE = js.make_tree([4, 0, 1], [-1, 0, 0], max_nodes=5, max_depth=2)
 LONG = (*PROMPT, *[0, 3, 2, 1] * 9)  # one less than the cache has slots
@@ -124,7 +124,7 @@ def assert_untouched(target: CachedNetwork, forwards: int) -> None:
     assert scores.usage.calls == 1
 
 
-def test_too_small_a_cache_is_refused_before_anything_is_overwritten() -> None:
+def test_too_small_a_cache_is_an_error_before_anything_is_overwritten() -> None:
     target = cached()
     target.rows(TREE, (*LONG[:35], 4))  # just fits
     target.rows(TREE, PROMPT)
@@ -141,7 +141,7 @@ def test_too_small_a_cache_is_refused_before_anything_is_overwritten() -> None:
     )
 
 
-def test_more_positions_than_a_network_was_made_for_are_refused() -> None:
+def test_more_positions_than_a_network_was_made_for_are_an_error() -> None:
     target = cached(dataclasses.replace(FAKE, name="short", max_context=5))
     target.rows(TREE, (3, 1, 1, 4), bonus=True)  # reaches position 4
     target.rows(TREE, PROMPT)
@@ -151,7 +151,7 @@ def test_more_positions_than_a_network_was_made_for_are_refused() -> None:
     assert_untouched(target, 2)
 
 
-def test_a_tree_for_a_network_that_takes_none_is_refused() -> None:
+def test_a_tree_for_a_network_that_takes_none_is_an_error() -> None:
     for model, why in (
         (PATH_ONLY, "takes no mask, so it verifies paths only: propose a path"),
         (dataclasses.replace(FAKE, keep=None), "has a cache whose slots cannot move"),
@@ -164,7 +164,7 @@ def test_a_tree_for_a_network_that_takes_none_is_refused() -> None:
         assert_untouched(target, 1)
 
 
-def test_a_cache_that_cannot_roll_back_is_refused_at_once() -> None:
+def test_a_cache_that_cannot_roll_back_is_an_error_at_once() -> None:
     with pytest.raises(CacheError, match="its cache cannot roll back"):
         CachedNetwork(fake_model(rolls_back=False), slots=8)
 
@@ -185,10 +185,10 @@ def test_bad_contexts_are_errors_before_a_forward() -> None:
     assert_untouched(target, 1)
 
 
-@pytest.mark.parametrize("sizes", [{"slots": 0}, {"chunk": 0}])
-def test_no_room_for_a_token_is_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="both must be at least 1"):
-        cached(**sizes)
+@pytest.mark.parametrize("name", ["slots", "chunk"])
+def test_sizes_without_room_for_a_token_are_errors(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        cached(**{name: 0})
 
 
 def test_a_forward_that_fails_is_forgotten() -> None:

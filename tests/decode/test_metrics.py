@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.toys import Model, counting_up, never_up, target
@@ -18,6 +19,7 @@ from jaxspec.decode import (
     RoundRecord,
     Scores,
     metrics_of,
+    overlap,
 )
 from jaxspec.decode.metrics import chances_of
 from jaxspec.decode.state import RoundSummary
@@ -223,3 +225,19 @@ def test_the_rates_of_a_draft_that_is_always_or_never_right() -> None:
     # Seven rounds of one token, the last without a draft; no second token was ever got to.
     assert wrong.by_depth == wrong.by_rank == (Rate(0, 6),)
     assert wrong.block_efficiency == 1
+
+
+def test_the_overlap_is_one_minus_the_total_variation_of_each_pair_of_rows() -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.dirichlet(np.ones(9), (2, 3, 4)).astype(np.float32)
+    wanted = 1 - np.abs(first - second).sum(axis=-1) / 2
+    np.testing.assert_allclose(overlap(first, second), wanted, atol=1e-6)
+    np.testing.assert_allclose(overlap(first, first), 1, atol=1e-6)
+    with pytest.raises(AssertionError):
+        overlap(jnp.ones(3), jnp.ones(4))
+
+
+def test_the_overlap_of_half_precision_rows_is_summed_in_float32() -> None:
+    row = jnp.full(3000, 1 / 3000, jnp.bfloat16)
+    assert overlap(row, row).dtype == jnp.float32
+    np.testing.assert_allclose(overlap(row, row), 3000 * float(row[0]), rtol=1e-5)

@@ -26,7 +26,7 @@ from helpers.plain_rules import (
     verdict,
 )
 from jaxspec import audit
-from jaxspec.audit.search import UNITS
+from jaxspec.audit.boxes import UNITS
 
 
 def one_sample_per_leaf(

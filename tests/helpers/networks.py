@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
 from jaxspec.models.network import Block, LanguageModel
@@ -29,5 +28,5 @@ def tiny_llama(seed: int = 3) -> LanguageModel:
 
 def tree_block(tree: Tree, root: jax.Array | int, slots: int) -> Block:
     """The block of a whole tree whose root has slot and position `root`."""
-    depths = jnp.maximum(node_depths(tree), 0)
+    depths = node_depths(tree)
     return Block.of_tree(tree.tokens, depths, ancestor_mask(tree), root, slots)

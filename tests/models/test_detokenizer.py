@@ -1,4 +1,4 @@
-"""Text as it comes: pieces join to what decoding at once gives, at the cost of a few tokens each."""
+"""Streamed text: pieces join to what decoding at once gives, at the cost of a few tokens each."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Matrices in panels: the same network, laid out for a few tokens at a time."""
+"""Matrices in panels: the same network, stored for a few tokens at a time."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def pair():
 
 
 def logits(model, length, batch):
-    """Score a block after three tokens; the first slots are seen by all."""
+    """Score a block after three tokens."""
     rng = np.random.default_rng(length)
     tokens = rng.integers(0, CONFIG.vocab, (batch, 3 + length)).astype(np.int32)
 
@@ -66,7 +66,7 @@ def test_a_network_in_panels_gives_the_logits_of_the_network(pair, length, batch
     np.testing.assert_allclose(panels, plain, atol=1e-5)
 
 
-def test_matrices_whose_width_fits_are_cut_and_the_others_stay(pair):
+def test_matrices_of_fitting_width_are_cut_and_others_stay(pair):
     for layer in pair[1].params.layers:
         cut_ones = {name for name, part in vars(layer).items() if isinstance(part, Panels)}
         assert cut_ones == {"query", "key", "value", "output", "down"}
@@ -74,7 +74,7 @@ def test_matrices_whose_width_fits_are_cut_and_the_others_stay(pair):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_matrix_is_put_together_as_it_was_cut(dtype):
+def test_a_cut_matrix_is_restored_and_multiplies_alike(dtype):
     weights = jax.random.normal(jax.random.key(1), (48, 5), dtype)
     panels = cut(weights)
     assert isinstance(panels, Panels)

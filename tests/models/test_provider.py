@@ -1,5 +1,6 @@
 """Providers: a bad answer is an error that names fault, context and value; good ones come through."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -306,6 +307,7 @@ def test_a_batch_that_does_not_match_its_queries_is_an_error(fault: str) -> None
         with pytest.raises(AnswerError, match=rf"batch: .*{message}") as caught:
             batched(ask).rows(CONTEXTS)
         assert caught.value.fault == fault
+        assert pickle.loads(pickle.dumps(caught.value)).fault == fault
 
 
 def test_rows_of_two_tokens_are_not_taken_for_pairs_of_id_and_row() -> None:

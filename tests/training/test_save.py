@@ -1,4 +1,4 @@
-"""Saving a network: all is checked before a file is touched, and a failure leaves what stood there."""
+"""Saving a network: all is checked before a file is changed, and a failure leaves the old files."""
 
 import contextlib
 import dataclasses
@@ -55,7 +55,7 @@ def contents(directory):
 
 
 HEADED = dataclasses.replace(PARAMS, head=jnp.ones((5, 8)))
-POISONED = dataclasses.replace(PARAMS, norm=PARAMS.norm.at[3].set(jnp.nan))
+CORRUPTED = dataclasses.replace(PARAMS, norm=PARAMS.norm.at[3].set(jnp.nan))
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ POISONED = dataclasses.replace(PARAMS, norm=PARAMS.norm.at[3].set(jnp.nan))
         (changed(hidden=32), PARAMS, {}, "gate"),
         (CONFIG, HEADED, {}, "head"),
         (changed(is_tied=False), PARAMS, {}, "head"),
-        (CONFIG, POISONED, {}, "model.norm.weight has an entry that is not finite"),
+        (CONFIG, CORRUPTED, {}, "model.norm.weight has an entry that is not finite"),
         (CONFIG, PARAMS, {"dtype": np.int8}, "dtype is int8, must be float16 or float32"),
         (CONFIG, PARAMS, {"alphabet": "abc"}, "must be 5 distinct ones, sorted"),
         (CONFIG, PARAMS, {"alphabet": "aabcd"}, "must be 5 distinct ones, sorted"),
         (CONFIG, PARAMS, {"alphabet": "edcba"}, "must be 5 distinct ones, sorted"),
-        (CONFIG, PARAMS, {"alphabet": None}, "tokenizer.json is there, yet not written anew"),
+        (CONFIG, PARAMS, {"alphabet": None}, "tokenizer.json exists but would not be rewritten"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_and_the_checkpoint_that_stood_there_stays_whole(
+def test_what_cannot_be_saved_is_an_error_and_the_old_checkpoint_stays(
     saved, config, params, options, message
 ):
     before = contents(saved)
@@ -83,7 +83,7 @@ def test_what_cannot_be_saved_is_refused_and_the_checkpoint_that_stood_there_sta
     assert contents(saved) == before
 
 
-def test_a_write_that_fails_midway_leaves_the_checkpoint_that_stood_there(saved, monkeypatch):
+def test_a_write_that_fails_midway_leaves_the_old_checkpoint(saved, monkeypatch):
     before = contents(saved)
 
     def full(*arguments):
@@ -104,7 +104,7 @@ class Killed(BaseException):
 
 
 def loaded(directory):
-    """Return which checkpoint is loaded, or None if loading is refused."""
+    """Return which checkpoint is loaded, or None if loading fails."""
     try:
         model = load_huggingface(directory)
     except CheckpointError as error:
@@ -144,7 +144,7 @@ def break_at(monkeypatch, call, error, is_dead):
 
 @pytest.mark.parametrize("kept", [(), ("tokenizer.json", "tokenizer_config.json")])
 def test_a_save_that_is_killed_at_any_point_leaves_no_mixture(saved, tmp_path, kept):
-    for name in kept:  # the first save of a tokenizer beside weights
+    for name in kept:  # the first save of a tokenizer with the weights
         (saved / name).unlink()
     outcomes = []
     for call in range(1, 40):
@@ -188,7 +188,7 @@ def test_a_link_stays_one_and_its_target_is_replaced(saved, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blob", "saved"]
 
 
-def test_a_folder_that_is_saved_anew_while_it_is_loaded_is_refused(saved, monkeypatch):
+def test_saving_to_a_folder_while_it_is_loaded_is_an_error(saved, monkeypatch):
     read = checkpoint.params_from_tensors
 
     def slow(*arguments):
@@ -207,13 +207,13 @@ def test_a_folder_where_a_save_was_interrupted_says_so(saved):
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "chat_template.jinja"])
-def test_other_files_of_an_old_tokenizer_are_not_left_beside_new_weights(saved, name):
+def test_other_files_of_an_old_tokenizer_are_not_left_with_new_weights(saved, name):
     (saved / name).write_text("{}")
-    with pytest.raises(ValueError, match=f"{name} is there, yet not written anew"):
+    with pytest.raises(ValueError, match=f"{name} exists but would not be rewritten"):
         save_new(saved)
 
 
-def test_a_saved_tokenizer_refuses_by_name_what_it_has_no_token_for(saved):
+def test_a_saved_tokenizer_names_what_it_has_no_token_for(saved):
     tokenizer = load_huggingface(saved).tokenizer
     assert tokenizer.decode(tokenizer.encode("badec")) == "badec"
     with pytest.raises(ValueError, match="é"):

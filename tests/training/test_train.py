@@ -1,4 +1,4 @@
-"""Training: it learns, repeats itself, goes on where it stopped, and writes what loads again."""
+"""Training: it learns, is reproducible, continues after an interruption, and saves what loads."""
 
 import sys
 
@@ -64,7 +64,7 @@ def test_training_lowers_the_held_out_bits(trained):
     assert after < 0.8 * before
 
 
-def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(trained, tmp_path):
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(trained, tmp_path):
     state = tmp_path / "run.npz"
 
     def stop(params, line):
@@ -76,12 +76,12 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(trained, tmp_path):
     params, steps = run(state=state)
     assert steps == STEPS
     assert equal(params, trained)
-    again, steps = run(state=state)  # it is over: nothing is trained any more
+    again, steps = run(state=state)  # it is finished: nothing is trained
     assert steps == STEPS
     assert equal(again, trained)
 
 
-def test_what_is_written_loads_again_to_the_same_rows(trained, tmp_path):
+def test_saved_weights_load_to_the_same_rows(trained, tmp_path):
     save_huggingface(tmp_path, SMALL, trained, ALPHABET, dtype=np.float32)
     loaded = load_huggingface(tmp_path)
     assert equal(loaded.params, trained)
@@ -89,13 +89,13 @@ def test_what_is_written_loads_again_to_the_same_rows(trained, tmp_path):
     assert equal(text_rows(loaded, TOKENS[:129], 16), rows(trained))
 
 
-def test_half_precision_that_overflows_is_refused(trained, tmp_path):
+def test_half_precision_that_overflows_is_an_error(trained, tmp_path):
     huge = jax.tree.map(lambda w: 1e6 * w, trained)
     with pytest.raises(ValueError, match=r"embed_tokens.* not finite as float16"):
         save_huggingface(tmp_path, SMALL, huge)
 
 
-def test_a_draft_is_taught_first_the_divergence_and_in_the_end_the_acceptance(trained):
+def test_a_draft_learns_first_by_divergence_and_in_the_end_by_acceptance(trained):
     target = llama(SMALL, trained)
     loss = jax.jit(distillation_loss(SMALL, target))
     windows = jnp.asarray(TOKENS[None, :17])
@@ -116,7 +116,7 @@ def test_what_is_missing_is_named_with_its_extra(trained, tmp_path, monkeypatch)
         save_huggingface(tmp_path, SMALL, trained)
 
 
-def test_help_names_what_a_run_takes(capsys):
+def test_help_lists_the_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out

@@ -18,23 +18,16 @@ import numpy as np
 
 from jaxspec.extras import require
 from jaxspec.models.llama import llama
-from jaxspec.models.load.fields import (
-    CheckpointError,
-    Values,
-    assert_file,
-    read,
-    shown,
-    wrapped,
-)
+from jaxspec.models.load.fields import CheckpointError, Values, assert_file, read, shown, wrapped
 from jaxspec.models.load.gguf_file import StoredTensor, read_header
 from jaxspec.models.load.metadata import GGUF, GGUF_TOKENIZER
 from jaxspec.models.load.special_tokens import start_tokens, token_ids
 from jaxspec.models.load.tensors import (
     TENSORS,
-    Rope,
     head_width,
     network_config,
     params_from_tensors,
+    scaled_frequencies,
 )
 from jaxspec.models.load.tokenizers import TextTokenizer, byte_level_tokenizer
 from jaxspec.models.network import LanguageModel
@@ -91,7 +84,8 @@ def load_gguf(
         if not each.endswith(_LEFTOVERS)
     }
     divisors = tensors.pop(_DIVISORS)() if _DIVISORS in tensors else None
-    config = network_config(values, _rope(values, divisors))
+    width = head_width(values)
+    config = network_config(values, width, _rope_frequencies(values, width, divisors))
     for suffix, heads in ((".attn_q.weight", config.heads), (".attn_k.weight", config.kv_heads)):
         for each in tensors:
             if each.endswith(suffix):
@@ -128,8 +122,8 @@ def _values(path: object, stored: dict[str, Any], listed: Mapping[str, StoredTen
     return values
 
 
-def _rope(values: Values, divisors: np.ndarray | None) -> Rope:
-    """Return the RoPE that the metadata and the tensor of divisors ask for, as llama.cpp does.
+def _rope_frequencies(values: Values, width: int, divisors: np.ndarray | None) -> tuple[float, ...]:
+    """Return the frequencies that the metadata and a tensor of divisors ask for, as in llama.cpp.
 
     Scaling is linear where its type is not named. Its factor had another key once, and 0 means none.
     """
@@ -141,15 +135,17 @@ def _rope(values: Values, divisors: np.ndarray | None) -> Rope:
     factor = old if factor is None else factor
     if kind == "linear" and factor is None:
         raise values.error("rope_factor", f"but {values.keys_of['rope_type']} is 'linear'")
-    factor = 1.0 if kind == "none" else factor or 1.0
+    with wrapped(values.path):
+        factor = 1.0 if kind == "none" else factor or 1.0
+        frequencies = scaled_frequencies(width, values["rope_base"], factor)
     if divisors is None:
-        return Rope(values["rope_base"], factor)
-    tensor, wanted = f"{values.path}: tensor {_DIVISORS}", (head_width(values) // 2,)
-    if divisors.shape != wanted:
-        raise CheckpointError(tensor, f"shape {divisors.shape}, its metadata wants {wanted}")
+        return frequencies
+    tensor = f"{values.path}: tensor {_DIVISORS}"
+    if divisors.shape != (width // 2,):
+        raise CheckpointError(tensor, f"shape {divisors.shape}, its metadata wants ({width // 2},)")
     if not (np.isfinite(divisors) & (divisors > 0)).all():
         raise CheckpointError(tensor, "an entry is not > 0 and finite")
-    return Rope(values["rope_base"], factor, divisors=tuple(divisors.tolist()))
+    return tuple((np.array(frequencies) / divisors).tolist())
 
 
 def _expanded(path: object, tensor: StoredTensor, data: np.ndarray, gguf: Any) -> np.ndarray:

@@ -30,7 +30,13 @@ from jaxspec.models.load.fields import (
 )
 from jaxspec.models.load.metadata import CONFIG, GENERATION, INDEX, ROPE
 from jaxspec.models.load.special_tokens import read_tokenizer
-from jaxspec.models.load.tensors import TENSORS, Rope, network_config, params_from_tensors
+from jaxspec.models.load.tensors import (
+    TENSORS,
+    head_width,
+    network_config,
+    params_from_tensors,
+    scaled_frequencies,
+)
 from jaxspec.models.network import LanguageModel
 
 LAYOUT: Mapping[str, str] = {field: name for field, (name, _) in TENSORS.items()}
@@ -162,11 +168,12 @@ def _config(values: Values) -> LlamaConfig:
     if is_qwen2 and (kinds is not None or values["full_layers"] >= layers):
         is_windowed = False
     values["window"] = values["window"] if is_windowed else None
-    return network_config(values, _rope(values))
+    width = head_width(values)
+    return network_config(values, width, _rope_frequencies(values, width))
 
 
-def _rope(values: Values) -> Rope:
-    """Return the RoPE that a config asks for.
+def _rope_frequencies(values: Values, width: int) -> tuple[float, ...]:
+    """Return the frequencies of the RoPE that a config asks for.
 
     Its fields are at the top and in `rope_scaling`, or, in newer files, in `rope_parameters`.
     """
@@ -192,7 +199,9 @@ def _rope(values: Values) -> Rope:
     found = read(f"{values.path}: RoPE type {kind}", rope, ROPE[kind])
     if kind == "llama3" and found["high"] <= found["low"]:
         raise found.error("high", f"must be > low_freq_factor {found['low']}")
-    return Rope(**{**found, "base": found["base"] or values["rope_base"]})
+    found["base"] = found["base"] or values["rope_base"]
+    with wrapped(values.path):
+        return scaled_frequencies(width, **found)
 
 
 def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Any]]:

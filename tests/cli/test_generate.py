@@ -1,4 +1,4 @@
-"""The command `generate`: what it streams, marks, measures and refuses."""
+"""The command `generate`: what it streams, marks, measures and rejects."""
 
 import dataclasses
 import io
@@ -7,9 +7,10 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import bench, models
-from jaxspec.cli import app as command_line
-from jaxspec.cli import generate
+from jaxspec import models
+from jaxspec.bench.decoding import TextTiming
+from jaxspec.cli import app, generate
+from jaxspec.cli.streaming import Writer, marks_for
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending, Source
 from jaxspec.models.load.chat import ChatTemplate
 from jaxspec.models.network import LanguageModel
@@ -18,38 +19,23 @@ from jaxspec.verify import Status
 SMALL = ["generate", "--prompt", "And God said", "--new-tokens", "20", "--temperature", "0"]
 
 
-@pytest.fixture(scope="module")
-def spoken():
-    """What `generate` prints for the shipped pair, greedily, drafted by the 5-gram."""
-    args = command_line.make_parser().parse_args([*SMALL, "--draft", "ngram", "--depth", "3"])
-    out = io.StringIO()
-    assert generate.run(args, out) == 0
-    return out.getvalue()
-
-
-def test_the_text_follows_the_prompt_and_drafted_stretches_stand_in_brackets(spoken):
-    text, _, _ = spoken.partition("\n\n")
+def test_drafted_spans_are_in_brackets_and_cost_and_speed_follow(capsys):
+    """The bundled pair, greedily, drafted by the 5-gram, then measured against the plain loop."""
+    assert app.main([*SMALL, "--draft", "ngram", "--depth", "3", "--compare"]) == 0
+    out = capsys.readouterr().out
+    text, _, rest = out.partition("\n\n")
     plain = text.replace("[", "").replace("]", "")
     assert plain.startswith("And God said")
     assert len(plain) == len("And God said") + 20
     drafted = re.findall(r"\[([^\[\]]+)\]", text)
-    accepted = int(re.search(r"(\d+) of \d+ drafted", spoken)[1])
-    assert sum(map(len, drafted)) == accepted > 0
-
-
-def test_it_ends_with_tokens_per_call_and_the_end_tokens_and_runs_no_plain_loop(spoken):
-    calls = int(re.search(r"20 tokens \(budget\), (\d+) target calls", spoken)[1])
-    per_call = float(re.search(r"([\d.]+) tokens per call", spoken)[1])
-    assert per_call == pytest.approx(20 / calls, abs=0.005)
+    cost, speed, ends, measured, last = rest.splitlines()
+    assert sum(map(len, drafted)) == int(re.search(r"(\d+) of \d+ drafted", cost)[1]) > 0
+    calls = int(re.search(r"20 tokens \(budget\), (\d+) target calls", cost)[1])
     assert calls < 20
-    assert re.search(r"^[\d.]+ tokens per second in this one run", spoken, re.M)
-    assert "plain" not in spoken
-    assert spoken.endswith("\nend tokens: none\n")
-
-
-def test_the_plain_loop_is_measured_if_asked_for_in_several_pairs_with_their_spread(capsys):
-    assert command_line.main([*SMALL, "--draft", "ngram", "--compare"]) == 0
-    *_, measured, last = capsys.readouterr().out.splitlines()
+    per_call = float(re.search(r"([\d.]+) tokens per call", cost)[1])
+    assert per_call == pytest.approx(20 / calls, abs=0.005)
+    assert re.match(r"[\d.]+ tokens per second in this one run", speed)
+    assert ends == "end tokens: none"
     spread = r"([\d.]+) \(([\d.]+) to ([\d.]+)\)"
     wanted = rf"5 pairs of runs: {spread} times as fast .* second {spread}, plain {spread} \(median"
     numbers = [float(number) for number in re.match(wanted, measured).groups()]
@@ -58,49 +44,66 @@ def test_the_plain_loop_is_measured_if_asked_for_in_several_pairs_with_their_spr
     assert last == "the plain loop's text is the same"
 
 
+def test_without_compare_no_plain_loop_runs(monkeypatch, capsys):
+    monkeypatch.setattr(generate, "time_pairs", lambda *_: pytest.fail("measured"))
+    assert run_on(monkeypatch, saying("xyz")) == 0
+    assert "plain" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--prompt", ""], "--prompt is empty"),
-        (["--stop", ""], "--stop: stop string 0 is ''"),
-        (["--draft", "none", "--compare"], "--compare: without a draft"),
+        (["--draft", "none", "--compare"], "--compare: without a drafter"),
         (["--prompt", "caf\u00e9"], "--prompt: text\\[3\\] is 'é'"),
         (["--prompt", "a" * 256], "--prompt has 256 tokens: kjv-1.6M has room for 256 in all"),
-        (["--new-tokens", "0"], "--new-tokens is 0"),
-        (["--depth", "0"], "--depth is 0"),
-        (["--depth", "17"], "--depth is 17: must be at most 16, as each level is one more forward"),
-        (["--temperature", "-1"], "--temperature is -1.0"),
-        (["--temperature", "nan"], "--temperature is nan"),
-        (["--temperature", "1e39"], "--temperature is 1e\\+39"),
-        (["--temperature", "1e-300"], "--temperature is 1e-300: counts as 0 in float32"),
-        (["--temperature", "1e-39"], "--temperature is 1e-39: counts as 0 in float32"),
-        (["--top-k", "-2"], "--top-k is -2: must be at least 1, or 0 or -1 to keep all"),
-        (["--top-p", "0"], "--top-p is 0.0"),
-        (["--top-p", "1e-300"], "--top-p is 1e-300: must be above 0"),
-        (["--top-p", "1e-39"], "--top-p is 1e-39: must be above 0"),
-        (["--top-p", "nan"], "--top-p is nan: must be above 0"),
-        (["--top-p", "1.0001"], "--top-p is 1.0001: must be above 0 and at most 1"),
-        (["--seed", "-1"], "--seed is -1"),
-        (["--seed", str(10**23)], f"--seed is {10**23}"),
-        (["--draft", ""], "--draft is empty: name a folder, lookup, ngram, pair or none"),
-        (["--model", ""], "--model : there is no such folder"),
         (["--chat"], "--chat: kjv-1.6M has no chat template"),
-        (["--model", "nowhere"], "--model nowhere: there is no such folder"),
-        (["--draft", "nowhere"], "--draft nowhere: there is no such folder"),
+        (["--model", "nowhere"], "--model nowhere: there is no such directory"),
+        (["--draft", "nowhere"], "--draft nowhere: there is no such directory"),
+        (["--model", "."], "--model .: there is no config.json"),
+        (["--draft", "."], "--draft .: there is no config.json"),
     ],
 )
-def test_bad_arguments_are_named_and_the_exit_status_is_2(change, message, capsys):
-    assert command_line.main([*SMALL, *change]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.search("generate: error: .*" + message, captured.err)
-    assert captured.err.count("\n") == 1
+def test_what_cannot_work_is_an_error_before_anything_is_printed(
+    change, message, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert app.main([*SMALL, *change]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search("generate: error: .*" + message, err)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--prompt", ""], "--prompt: must not be empty"),
+        (["--stop", ""], "--stop: must not be empty"),
+        (["--model", ""], "--model: must not be empty"),
+        (["--new-tokens", "0"], "--new-tokens: must be an integer >= 1, got '0'"),
+        (["--depth", "17"], "--depth: must be an integer from 1 to 16, got '17'"),
+        (["--temperature", "-1"], "--temperature: must be 0 \\(greedy\\), or a number from"),
+        (["--temperature", "nan"], "--temperature: .*, got 'nan'"),
+        (["--temperature", "1e39"], "--temperature: .*, got '1e39'"),
+        (["--temperature", "1e-39"], "--temperature: .*, got '1e-39'"),
+        (["--top-k", "-2"], "--top-k: must be an integer >= -1"),
+        (["--top-p", "0"], "--top-p: must be above 0 and at most 1"),
+        (["--top-p", "1e-39"], "--top-p: .*, got '1e-39'"),
+        (["--top-p", "1.0001"], "--top-p: .*, got '1.0001'"),
+        (["--seed", str(10**23)], f"--seed: .*, got '{10**23}'"),
+    ],
+)
+def test_bad_arguments_are_named(change, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        app.main([*SMALL, *change])
+    assert stop.value.code == 2
+    assert re.search("generate: error: argument " + message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("depth", "new_tokens", "drafted"), [(16, 4, 4), (3, 20, 3)])
 def test_no_more_is_drafted_than_is_to_be_generated(depth, new_tokens, drafted):
     change = ["--draft", "ngram", "--depth", str(depth), "--new-tokens", str(new_tokens)]
-    args = command_line.make_parser().parse_args([*SMALL, *change])
+    args = app.make_parser().parse_args([*SMALL, *change])
     drafter = generate.make_drafter(args, generate.load_target("pair"))
     assert drafter.capacity.max_depth == drafted
 
@@ -127,26 +130,26 @@ def run_on(monkeypatch, target, *change):
     """Run the command on a target of two-letter prompts."""
     monkeypatch.setattr(generate, "load_target", lambda name: target)
     args = ["generate", "--prompt", "ab", "--draft", "lookup", "--new-tokens", "3", *change]
-    return command_line.main(args)
+    return app.main(args)
 
 
-@pytest.mark.parametrize("options", [("lookup",), ("none",), ("lookup", "--compare")])
-def test_weights_of_nan_are_said_in_words_and_the_exit_status_is_1(options, monkeypatch, capsys):
+@pytest.mark.parametrize("options", [("none",), ("lookup", "--compare")])
+def test_weights_of_nan_are_explained_and_the_exit_status_is_1(options, monkeypatch, capsys):
     assert run_on(monkeypatch, nan_model(Bytes()), "--draft", *options) == 1
     out, err = capsys.readouterr()
     assert "0 tokens (undecided)" in out
-    assert "round 1 decided on no token: a row of the target or of the draft holds NaN" in out
+    assert "round 1 decided on no token: a row of the target or the draft contains NaN" in out
     assert out.count("(NON_FINITE_ROW)") == 1
     assert "tokens per second" not in out
     assert err == ""
 
 
 def test_no_speeds_are_compared_if_the_plain_loop_broke_off(monkeypatch, capsys):
-    run = bench.FusedRun(1.0, 1, 1, text_of((97,), (Source.TARGET,), Ending.BUDGET))
+    run = TextTiming(1.0, 1, 1, text_of((97,), (Source.TARGET,), Ending.BUDGET))
     stuck = dataclasses.replace(run.text, ending=Ending.UNDECIDED, status=int(Status.BAD_DRAW))
     pair = (dataclasses.replace(run, text=stuck), run)
-    monkeypatch.setattr(bench, "time_pairs", lambda *args: [pair])
-    assert command_line.main([*SMALL, "--draft", "ngram", "--depth", "3", "--compare"]) == 1
+    monkeypatch.setattr(generate, "time_pairs", lambda *args: [pair])
+    assert run_on(monkeypatch, saying("xyz"), "--compare") == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "the plain loop: round 1 decided on no token: a draw is not in [0, 1) (BAD_DRAW)"
 
@@ -169,7 +172,7 @@ def begun_with(monkeypatch, target, *change):
     return found
 
 
-@pytest.mark.parametrize(("stops", "room"), [((), 4), ({7}, 4), (frozenset(range(9)), 9)])
+@pytest.mark.parametrize(("stops", "room"), [((), 1), ({7}, 1), (frozenset(range(9)), 9)])
 def test_there_is_room_for_all_stop_tokens_of_the_tokenizer(stops, room, monkeypatch):
     class Stopping(Bytes):
         stop_tokens = stops
@@ -181,16 +184,16 @@ def test_there_is_room_for_all_stop_tokens_of_the_tokenizer(stops, room, monkeyp
 
 def test_numbers_beyond_64_bits_are_bounded_by_what_they_can_mean(monkeypatch, capsys):
     huge = ["--new-tokens", str(10**23), "--top-k", str(10**23)]
-    _, options = begun_with(monkeypatch, nan_model(Bytes(), max_context=50), *huge)
-    assert (options["new_tokens"], options["top_k"]) == (50, 256)
+    assert run_on(monkeypatch, saying("xyz", max_context=5), *huge) == 0
+    assert "3 tokens (capacity)" in capsys.readouterr().out
     assert run_on(monkeypatch, nan_model(Bytes()), *huge) == 2
     assert f"--new-tokens is {10**23}: must be at most" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("off", ["0", "-1"])
-def test_top_k_of_0_or_minus_1_keeps_all_tokens(off, monkeypatch):
-    _, options = begun_with(monkeypatch, nan_model(Bytes()), "--top-k", off)
-    assert options["top_k"] is None
+def test_top_k_of_0_or_minus_1_keeps_all_tokens(off, monkeypatch, capsys):
+    assert run_on(monkeypatch, saying("xyz"), "--top-k", off, "--marks", "none") == 0
+    assert capsys.readouterr().out.startswith("abxyz\n")
 
 
 def test_end_tokens_are_printed_once_with_id_and_text(monkeypatch, capsys):
@@ -201,17 +204,6 @@ def test_end_tokens_are_printed_once_with_id_and_text(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "end tokens: 7 '\\x07', 10 '\\n', 300"
     assert out.count("end tokens") == 1
-
-
-def test_a_reader_who_leaves_is_no_error_of_the_arguments(monkeypatch, capsys):
-    def leave(args, out):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    args = command_line.make_parser().parse_args(SMALL)
-    monkeypatch.setattr(generate, "run", leave)
-    with pytest.raises(BrokenPipeError):  # which the command line takes for what it is
-        generate.main(args)
-    assert capsys.readouterr().err == ""
 
 
 class Bytes:
@@ -258,7 +250,7 @@ def saying(text, tokenizer=None, max_context=None):
 def written(text, sizes, stops=(), prompt=(), sources=None, ending=Ending.NONE):
     """What a writer writes of the bytes of a text that comes in parts."""
     out = io.StringIO()
-    writer = generate.Writer(Bytes(), prompt, stops, ("<", ">"), out)
+    writer = Writer(Bytes(), prompt, stops, ("<", ">"), out)
     tokens = tuple(text.encode() if isinstance(text, str) else text)
     sources = sources or (Source.TARGET,) * len(tokens)
     for size in sizes:
@@ -297,7 +289,7 @@ def test_text_ends_before_a_stop_string_and_each_character_keeps_its_mark():
     assert (text, writer.is_stopped) == ("a.b..", False)
 
 
-def test_a_stop_string_ends_the_run_and_what_was_decoded_after_it_is_said(monkeypatch, capsys):
+def test_a_stop_string_ends_the_run_and_what_was_decoded_after_it_is_counted(monkeypatch, capsys):
     options = ["--new-tokens", "40", "--draft", "none", "--marks", "none"]
     says = "one\n\ntwo" + "a" * 40
     assert run_on(monkeypatch, saying(says), "--stop", "\n\n", "--stop", "zz", *options) == 0
@@ -331,7 +323,7 @@ def test_a_word_is_written_behind_the_space_that_its_token_has(monkeypatch, tmp_
 )
 def test_a_prompt_may_come_from_a_file_or_standard_input(content, prompt, monkeypatch, tmp_path):
     (tmp_path / "prompt").write_bytes(content)
-    parse = command_line.make_parser().parse_args
+    parse = app.make_parser().parse_args
     from_file = parse(["generate", "--prompt-file", str(tmp_path / "prompt")])
     assert generate.read_prompt(from_file) == prompt
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -342,16 +334,16 @@ def test_a_prompt_may_come_from_a_file_or_standard_input(content, prompt, monkey
     ("make", "message"),
     [
         (lambda path: None, "there is no such file"),
-        (lambda path: path.mkdir(), "it is a folder"),
+        (lambda path: path.mkdir(), "it is a directory"),
         (lambda path: path.write_bytes(b"a\xff"), "can't decode byte 0xff"),
         (lambda path: path.write_bytes(b"\n"), "is empty"),
     ],
-    ids=["none", "a folder", "not UTF-8", "empty"],
+    ids=["none", "a directory", "not UTF-8", "empty"],
 )
 def test_a_prompt_file_that_gives_no_text_is_named(make, message, tmp_path, capsys):
     path = tmp_path / "prompt"
     make(path)
-    assert command_line.main(["generate", "--prompt-file", str(path)]) == 2
+    assert app.main(["generate", "--prompt-file", str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert re.search(rf"generate: error: --prompt-file {path}.*{message}", err)
@@ -390,20 +382,14 @@ def test_a_chat_template_that_fails_and_a_model_without_one_are_errors(monkeypat
         assert message in err
 
 
-def test_a_folder_without_a_config_is_no_model(tmp_path, capsys):
-    for option in ("--model", "--draft"):
-        assert command_line.main([*SMALL, option, str(tmp_path)]) == 2
-        assert f"{option} {tmp_path}: there is no config.json" in capsys.readouterr().err
-
-
 def test_marks_are_colours_on_a_terminal_and_brackets_elsewhere(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert generate.marks_for("auto", Terminal()) == "colour"
-    assert generate.marks_for("auto", io.StringIO()) == "brackets"
-    assert generate.marks_for("none", Terminal()) == "none"
+    assert marks_for("auto", Terminal()) == "colour"
+    assert marks_for("auto", io.StringIO()) == "brackets"
+    assert marks_for("none", Terminal()) == "none"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert generate.marks_for("auto", Terminal()) == "brackets"
+    assert marks_for("auto", Terminal()) == "brackets"

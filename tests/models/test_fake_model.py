@@ -1,4 +1,4 @@
-"""The fake model: right rows for right callers, and each breach of the protocol shows."""
+"""The fake model: exact rows for correct callers, NaN for each violation of the protocol."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def ask(
     positions: Sequence[int] | None = None,
     mask: Any = None,
 ) -> tuple[np.ndarray, FakeCache]:
-    """Run a block, padded to one width; without more, a stretch of text."""
+    """Run a block, padded to one width; by default a span of text."""
     count = len(tokens)
     padded = jnp.zeros(WIDTH, jnp.int32).at[:count].set(jnp.asarray(tokens, jnp.int32))
     block = Block.of_text(padded, at, SLOTS)
@@ -110,7 +110,7 @@ def test_a_path_model_looks_at_neither_mask_nor_positions() -> None:
     np.testing.assert_array_equal(again, rows)
 
 
-# --- breaches: (what, a block's rows, which of them must be NaN)
+# --- violationes: (what, a block's rows, which of them must be NaN)
 
 
 def stale_slot() -> np.ndarray:
@@ -180,7 +180,7 @@ def path_with_a_hole() -> np.ndarray:
     return ask(PLAIN, cache, TEXT[3:4], 3)[0]
 
 
-BREACHES = [
+VIOLATIONS = [
     stale_slot,
     slot_never_written,
     gap_in_the_text,
@@ -198,9 +198,9 @@ BREACHES = [
 ]
 
 
-@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.__name__)
-def test_a_breach_of_the_protocol_makes_every_row_nan(breach: Any) -> None:
-    rows = breach()
+@pytest.mark.parametrize("violation", VIOLATIONS, ids=lambda violation: violation.__name__)
+def test_a_violation_of_the_protocol_makes_every_row_nan(violation: Any) -> None:
+    rows = violation()
     assert rows.size
     assert np.isnan(rows).all()
 

@@ -1,17 +1,17 @@
-"""Verify speculative decoding in JAX: which drafted tokens a target model keeps, losslessly."""
+"""Lossless verification of speculative decoding in JAX."""
 
 from jaxspec.checks import DrawError, RowError, TreeError, raise_if
-from jaxspec.draws import Draws, RoundDraws, draws_from_record, draws_to_record, round_draws
+from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import (
     PointMass,
     Proposal,
-    Rows,
     WithoutReplacement,
     WithReplacement,
     sampled_path,
 )
-from jaxspec.rows import Probabilities, dense_rows, draw_token, overlap
+from jaxspec.rows import Probabilities, RowSource, StoredRow, dense_rows
+from jaxspec.tiles import draw_token
 from jaxspec.trees import Tree, chain, make_tree
 from jaxspec.verify import (
     RULES,
@@ -38,9 +38,10 @@ __all__ = (
     "Proposal",
     "RoundDraws",
     "RowError",
-    "Rows",
+    "RowSource",
     "Rule",
     "Status",
+    "StoredRow",
     "Tree",
     "TreeError",
     "Verdict",
@@ -51,10 +52,7 @@ __all__ = (
     "checked",
     "dense_rows",
     "draw_token",
-    "draws_from_record",
-    "draws_to_record",
     "make_tree",
-    "overlap",
     "raise_if",
     "round_draws",
     "sampled_path",

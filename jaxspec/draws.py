@@ -1,10 +1,9 @@
-"""Randomness as data: records of uniforms, from a key, from a grid, from a record.
+"""Randomness as data: uniforms from a key, from a record, from a grid.
 
 A verifier takes draws and never a key. One function then serves production (draws from a key),
-replay (draws from a record), experiments and proofs (draws from a grid, under `vmap`).
-
-A round's key is split once, by role: draft, accept, final. Noise that chose a candidate never takes
-part in its acceptance or its replacement.
+replay (draws from a record), experiments and proofs (draws from a grid, under `vmap`). A round's key
+is split once, by role (draft, accept, final), so that noise that chose a candidate takes no part in
+its acceptance or its replacement.
 """
 
 import zlib
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import DrawError, assert_array, assert_kind, assert_whole, check_all, struct
-from jaxspec.rows import is_uniform
+from jaxspec.tiles import is_uniform
 from jaxspec.transfers import moves_data
 
 THREEFRY = "threefry2x32"
@@ -28,8 +27,8 @@ class Draws:
 
     Attributes:
       accept: float32 [N] in [0, 1), indexed by node; entry 0, the root's, is never used.
-      final: float32 [2] in [0, 1), the pair that draws the replacement or bonus token: which block
-        of the vocabulary, where inside it. Up to 512 tokens only the second number matters.
+      final: float32 [2] in [0, 1), the pair that draws the replacement or bonus token: which tile of
+        512 tokens, where inside it. Up to 512 tokens only the second number matters.
     """
 
     accept: jax.Array  # [N]
@@ -42,11 +41,60 @@ class RoundDraws:
 
     Attributes:
       draft: float32 [N, 2] in [0, 1), a pair for each node, to draw its candidate with.
-      verify: what the verifier reads.
+      verify: the uniforms that the verifier reads.
     """
 
     draft: jax.Array  # [N, 2]
     verify: Draws
+
+    @moves_data
+    def to_plain(self) -> dict[str, list]:
+        """Return "draft", "accept" and "final" as lists of floats, which JSON keeps exactly."""
+        fields = {"draft": self.draft, "accept": self.verify.accept, "final": self.verify.final}
+        return {name: np.asarray(value).tolist() for name, value in fields.items()}
+
+    @classmethod
+    @moves_data
+    def from_plain(cls, data: Mapping[str, Any]) -> "RoundDraws":
+        """Rebuild a round's draws from stored numbers, bit for bit, for replay.
+
+        Args:
+          data: "draft" [N, 2], "accept" [N] and "final" [2], as lists or arrays. Each number must be
+            exactly a float32 (JSON's decimal forms of float32 are), finite and in [0, 1).
+
+        Raises:
+          DrawError: naming the field, the entry and its value.
+
+        >>> stored = {"draft": [[0, 0.5], [0, 0.25]], "accept": [0.0, 0.75], "final": [0.0, 0.5]}
+        >>> RoundDraws.from_plain(stored).verify.accept.tolist()
+        [0.0, 0.75]
+        """
+        draft, accept, final = (_uniforms(data, name) for name in ("draft", "accept", "final"))
+        num_nodes = accept.shape[0] if accept.ndim == 1 else -1
+        shapes = {"draft": (draft, (num_nodes, 2)), "accept": (accept, (num_nodes,))}
+        for name, (given, shape) in {**shapes, "final": (final, (2,))}.items():
+            if given.shape != shape:
+                raise DrawError(f"draws: {name} has shape {given.shape}, must be {shape}")
+        verify = Draws(accept=jnp.asarray(accept), final=jnp.asarray(final))
+        return cls(draft=jnp.asarray(draft), verify=verify)
+
+
+def _uniforms(data: Mapping[str, Any], name: str) -> np.ndarray:
+    """Read one field of stored draws as float32."""
+    if name not in data:
+        raise DrawError(f"draws: field {name!r} is missing; the record has {sorted(data)}")
+    try:
+        given = np.asarray(data[name])
+        if given.dtype.kind in "USbcmM":
+            raise TypeError(f"its dtype is {given.dtype}")
+        exact = given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DrawError(f"draws: {name} is not an array of numbers: {error}") from error
+    single = exact.astype(np.float32)
+    for index in np.argwhere(~((exact >= 0) & (exact < 1) & (single < 1))):
+        at = tuple(index.tolist())
+        raise DrawError(f"draws: {name}{list(at)} is {exact[at]}, outside [0, 1)")
+    return single
 
 
 def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -> RoundDraws:
@@ -57,16 +105,16 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
     ever used twice.
 
     Args:
-      key: a request's PRNG key, of any kind; draws are made by threefry from its words.
-      num_nodes: N, the root counted; T + 1 for a path of T drafted tokens.
+      key: a request's PRNG key, of any implementation; the draws are threefry of its words.
+      num_nodes: N, including the root; T + 1 for a path of T drafted tokens.
       position: int32 [], position in the text of the round's root, at least 0.
 
     Returns:
       `RoundDraws` for N nodes.
 
     Raises:
-      ValueError: `key` is not one key, `num_nodes` or `position` is not an integer, or it is out of
-        range and known.
+      ValueError: `key` is not one key, or `num_nodes` or `position` is not an integer in range
+        (under a trace the range of `position` is not checked).
 
     >>> import jax
     >>> draws = round_draws(jax.random.key(0), num_nodes=5, position=17)
@@ -92,10 +140,10 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
 
 
 def _position_of(position: Any) -> jax.Array:
-    """Return a position as uint32; two that are not the same number must not share their draws."""
+    """Return a position as uint32; two different numbers must not share their draws."""
     if isinstance(position, jax.core.Tracer):
         if not jnp.issubdtype(position.dtype, jnp.integer) or position.shape:
-            raise ValueError(f"position is {position}: must be one integer, the root's place")
+            raise ValueError(f"position is {position}: must be one integer, the root's position")
         return position.astype(jnp.uint32)
     given = np.asarray(position)
     if given.dtype.kind not in "iu" or given.shape or not 0 <= int(given) < 2**32:
@@ -106,8 +154,8 @@ def _position_of(position: Any) -> jax.Array:
 def _counter_key(key: jax.Array) -> jax.Array:
     """Return a threefry key made of any key.
 
-    Keys of the rbg kinds, the default of some machines, draw for a whole batch from its first key
-    under `vmap`: the draws of a request would depend on others, and stand still with them.
+    Keys of the rbg implementations, the default on some machines, draw for a whole batch from its
+    first key under `vmap`: the draws of a request would depend on others.
     """
     wanted = "one PRNG key, such as jax.random.key(seed)"
     assert_kind("key", key, jax.Array | np.ndarray, wanted)
@@ -129,83 +177,19 @@ def _counter_key(key: jax.Array) -> jax.Array:
     return counter
 
 
-@moves_data
-def draws_from_record(data: Mapping[str, Any]) -> RoundDraws:
-    """Rebuild a round's draws from stored numbers, for replay.
-
-    Args:
-      data: "draft" [N, 2], "accept" [N] and "final" [2], as lists or arrays. Each number must be
-        a float32 exactly (JSON's decimal forms of float32 are), finite and in [0, 1).
-
-    Raises:
-      DrawError: naming the field, the entry and its value.
-
-    >>> stored = {"draft": [[0, 0.5], [0, 0.25]], "accept": [0.0, 0.75], "final": [0.0, 0.5]}
-    >>> draws_from_record(stored).verify.accept.tolist()
-    [0.0, 0.75]
-    """
-    fields = {}
-    for name in ("draft", "accept", "final"):
-        if name not in data:
-            raise DrawError(f"draws: field {name!r} is missing; the record has {sorted(data)}")
-        try:
-            given = np.asarray(data[name])
-            if given.dtype.kind in "USbcmM":
-                raise TypeError(f"its type is {given.dtype}")
-            exact = given.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise DrawError(f"draws: {name} is not an array of numbers: {error}") from error
-        single = exact.astype(np.float32)
-        for index in np.argwhere(~((exact >= 0) & (exact < 1) & (single < 1))):
-            at = tuple(index.tolist())
-            raise DrawError(f"draws: {name}{list(at)} is {exact[at]}, outside [0, 1)")
-        fields[name] = single
-    num_nodes = fields["accept"].shape[0] if fields["accept"].ndim == 1 else -1
-    wanted = {"draft": (num_nodes, 2), "accept": (num_nodes,), "final": (2,)}
-    for name, shape in wanted.items():
-        if fields[name].shape != shape:
-            raise DrawError(f"draws: {name} has shape {fields[name].shape}, wanted {shape}")
-    return RoundDraws(
-        draft=jnp.asarray(fields["draft"]),
-        verify=Draws(accept=jnp.asarray(fields["accept"]), final=jnp.asarray(fields["final"])),
-    )
-
-
-def draws_to_record(draws: RoundDraws) -> dict[str, list]:
-    """Turn a round's draws into plain lists that `draws_from_record` reads back bit for bit.
-
-    Args:
-      draws: of one round.
-
-    Returns:
-      "draft", "accept" and "final", lists of floats that JSON keeps exactly.
-    """
-    return {
-        "draft": np.asarray(draws.draft).tolist(),
-        "accept": np.asarray(draws.verify.accept).tolist(),
-        "final": np.asarray(draws.verify.final).tolist(),
-    }
-
-
 def grid_points(num: int) -> np.ndarray:
     """Return the mid-points (i + 0.5) / num of `num` equal cells of [0, 1), float32.
 
-    They are made on the host: under `jit` XLA turns a division by a constant into a product with
-    its reciprocal, which moves points across cell edges.
+    They are made on the host: under `jit` XLA turns a division by a constant into a product with its
+    reciprocal, which moves points across cell edges.
     """
     return ((np.arange(num) + 0.5) / num).astype(np.float32)
 
 
 def grid_chunks(sizes: Sequence[int], chunk: int) -> Iterator[np.ndarray]:
-    """Walk a Cartesian grid of mid-points in bounded memory.
+    """Yield a Cartesian grid of mid-points, float32 [chunk, axes], the last axis running fastest.
 
-    Args:
-      sizes: the number of points of each axis.
-      chunk: cells in a chunk, at most.
-
-    Yields:
-      float32 [chunk, len(sizes)]: the draws of consecutive cells, the last axis running fastest.
-      Only the last chunk may be shorter.
+    `sizes` are the points of each axis; only the last chunk may be shorter.
     """
     axes = [grid_points(size) for size in sizes]
     total = int(np.prod([int(size) for size in sizes], dtype=np.int64))

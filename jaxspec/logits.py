@@ -1,226 +1,194 @@
-"""Logits to rows: temperature, top-k, top-p, one visited row at a time.
+"""Logits as rows: temperature, top-k, top-p, one visited row at a time.
 
-A row of logits becomes probabilities only where somebody asks. What must be known of the whole row
-(its greatest logit, the mass of its exponentials, the token that greedy decoding takes) is read in
-one pass when the row is first visited; only a row that is filtered is sorted besides.
+What must be known of a whole row (its max logit, the sum of its exponentials, the greedy token) is
+read in one pass when the row is first visited. Only a row that is filtered is sorted as well.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checks import check_all, struct
-from jaxspec.loops import fori_loop, varying_alike, when
-from jaxspec.rows import LEAST, SPAN, TILE, Normaliser, slice_of, sum_rows, window
-
-T = TypeVar("T")
-
-
-@struct
-class LogitNormaliser:
-    """What one pass over a row of logits leaves behind.
-
-    Attributes:
-      peak: float32 [], the greatest logit.
-      mass: float32 [], sum of exp((logit - peak) / temperature), at temperature 0 as at 1; not finite
-        if any logit is NaN or +inf.
-      greedy: int32 [], the lowest token whose logit is `peak`, looked for by greedy decoding only.
-      floor: float32 [], the least logit that the filters keep; -inf where there are none.
-    """
-
-    peak: jax.Array  # []
-    mass: jax.Array  # []
-    greedy: jax.Array  # []
-    floor: jax.Array  # []
+from jaxspec.checks import assert_array, check_all, struct
+from jaxspec.loops import varying_alike, when
+from jaxspec.rows import Normalizer, RowSource, StoredRow, window
+from jaxspec.tiles import LEAST, TILE, sum_rows, tokens_from
 
 
 @struct
-class Logits:
+class LogitNormalizer:
+    """The result of one pass over a row of logits."""
+
+    max_logit: jax.Array  # []
+    # Sum of exp((logit - max_logit) / temperature) over the tokens that are kept, at temperature 0
+    # as at 1; not finite if any logit is NaN or +inf.
+    total: jax.Array  # []
+    greedy: jax.Array  # [] the lowest token of the greatest logit, for greedy decoding only
+    cutoff: jax.Array  # [] the least logit that the filters keep; -inf without filters
+
+
+@struct
+class Logits(RowSource):
     """Rows stored as logits, with the temperature they are sampled at.
 
     A row's law is softmax(logits / temperature). At temperature 0, and with top_k = 1, decoding is
     greedy: the law is exactly the point mass on the lowest token of greatest logit. Logits may be
-    -inf (the token cannot occur); NaN, +inf and a row of nothing but -inf are bad values.
+    -inf (the token cannot occur); NaN, +inf and rows in which every logit is -inf are invalid.
 
-    Filters are applied in one order, temperature, top-k, top-p, and what they keep is normalised
-    again: top-k keeps the k greatest logits, top-p of these the fewest greatest whose mass reaches
-    p. Tokens of equal logit are kept or dropped together (but for top_k = 1), so that what is kept
-    does not depend on the order of the vocabulary. The law that a verifier then reproduces is the
-    filtered one.
+    Filters are applied in one order: temperature, top-k, top-p; what they keep is normalized again.
+    Top-k keeps the k greatest logits, top-p of these the fewest greatest whose mass reaches p.
+    Tokens of equal logit are kept or dropped together (except for top_k = 1), so that the result does
+    not depend on the order of the vocabulary. A verifier reproduces the filtered law.
 
-    A temperature, top_k or top_p outside its range makes every row a bad one: no token, and
+    A temperature, top_k or top_p outside its range makes every row invalid: no token, and
     `Status.NON_FINITE_ROW`.
 
     Attributes:
       values: float [R, V], logits in nats. Any float dtype; computed with in float32.
       temperature: float32 [], finite and at least 0; 0 for greedy.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
-      top_k: int32 [], at least 1; V or more keeps all, and so do 0 and -1, which engines take for
+      top_k: int32 [], at least 1; V or more keeps all, and so do 0 and -1, by which engines mean
         "off". None for no such filter.
       top_p: float32 [], in (0, 1]; 1 keeps all. None for no such filter.
     """
 
-    values: jax.Array  # [R, V]
     temperature: jax.Array  # []
-    first: jax.Array | None = None  # []
     top_k: jax.Array | None = None  # []
     top_p: jax.Array | None = None  # []
 
-    @property
-    def mass_tolerance(self) -> float:
-        """No bound: any sum of exponentials is normalised."""
-        return float("inf")
-
-    @property
-    def may_trust(self) -> bool:
-        """False: a row must be read before one entry is known."""
-        return False
-
-    def visit(self, row: jax.Array, *, spans: bool) -> Normaliser:
-        """Read the row once: its peak, its mass at this temperature, its greedy token."""
+    def visit(self, row: StoredRow) -> Normalizer:
+        """Read the row once: max logit, total at this temperature, greedy token."""
 
         def raw(start: Any, size: int) -> jax.Array:
-            return slice_of(self, row, start, size).astype(jnp.float32)
+            return row.read(start, size).astype(jnp.float32)
 
         def weigh(
             start: Any, size: int, so_far: tuple[jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array]:
-            peak, mass = so_far
+            max_logit, total = so_far
             piece = raw(start, size)
-            new_peak = jnp.maximum(peak, jnp.max(piece))
-            weights = self._exponential(piece, new_peak)
+            new_max = jnp.maximum(max_logit, jnp.max(piece))
+            weights = self._exponential(piece, new_max)
             width = TILE if size % TILE == 0 else size
-            added = jnp.sum(sum_rows(weights.reshape(-1, width), spans=spans))
-            return new_peak, mass * self._exponential(peak, new_peak) + added
+            added = jnp.sum(sum_rows(weights.reshape(-1, width), spans=row.spans))
+            return new_max, total * self._exponential(max_logit, new_max) + added
 
-        def lowest_at_peak(start: Any, size: int, so_far: jax.Array) -> jax.Array:
-            tokens = start + jnp.arange(size, dtype=jnp.int32)
-            at_peak = jnp.where(raw(start, size) == peak, tokens, self.values.shape[1])
-            return jnp.minimum(so_far, jnp.min(at_peak))
+        def lowest_at_max(start: Any, size: int, so_far: jax.Array) -> jax.Array:
+            is_max = raw(start, size) == max_logit
+            tokens = jnp.where(is_max, tokens_from(start, size), row.vocab)
+            return jnp.minimum(so_far, jnp.min(tokens))
 
+        # A fold's state varies over a mesh as its results do.
         nothing = (jnp.float32(-jnp.inf), jnp.float32(0))
-        peak, mass = self._scan(weigh, nothing, spans=spans)
-        beyond = jnp.int32(self.values.shape[1])
-        greedy = when(self._is_greedy(), lambda: self._scan(lowest_at_peak, beyond, spans=spans))
-        floor = jnp.float32(-jnp.inf)
+        (nothing, beyond), _ = varying_alike(((nothing, jnp.int32(row.vocab)), self.temperature))
+        max_logit, total = row.fold(weigh, nothing)
+        greedy = when(self._is_greedy(), lambda: row.fold(lowest_at_max, beyond))
+        cutoff = jnp.float32(-jnp.inf)
         if self.top_k is not None or self.top_p is not None:
-            is_filtered = self._is_filtered() & jnp.isfinite(mass) & (mass > 0)
-            whole = self.values.shape[1]
-            found, kept = when(is_filtered, lambda: self._filter(raw(0, whole), peak))
-            floor = jnp.where(is_filtered, found, floor)
-            mass = jnp.where(is_filtered, kept, mass)
+            is_filtered = self._is_filtered(row.vocab) & jnp.isfinite(total) & (total > 0)
+            found, kept = when(is_filtered, lambda: self._filter(raw(0, row.vocab), max_logit))
+            cutoff = jnp.where(is_filtered, found, cutoff)
+            total = jnp.where(is_filtered, kept, total)
         # The logarithm of -1 is NaN, which no constant of the program is (`jax_debug_nans`).
-        mass += jnp.log(jnp.where(self._is_in_range(), jnp.float32(1), jnp.float32(-1)))
-        return LogitNormaliser(peak=peak, mass=mass, greedy=greedy, floor=floor)
+        is_in_range = functools.reduce(
+            jnp.logical_and, [valid for _, _, valid, _ in self._ranges()]
+        )
+        total += jnp.log(jnp.where(is_in_range, jnp.float32(1), jnp.float32(-1)))
+        return LogitNormalizer(max_logit=max_logit, total=total, greedy=greedy, cutoff=cutoff)
 
-    def mass(self, norm: Normaliser) -> jax.Array:
+    def mass(self, norm: Normalizer) -> jax.Array:
         """Return the sum of exponentials."""
-        return norm.mass
+        return norm.total
 
-    def _is_in_range(self) -> jax.Array:
-        """Tell whether temperature and filters are such that a law is meant."""
-        is_meant = (self.temperature >= 0) & (self.temperature < jnp.inf)
-        if self.top_k is not None:
-            is_meant &= self.top_k >= -1
-        if self.top_p is not None:
-            is_meant &= (self.top_p > 0) & (self.top_p <= 1)
-        return is_meant
-
-    def _is_filtered(self) -> jax.Array:
-        """Tell whether a filter may drop a token."""
-        by_rank = jnp.zeros((), bool)
-        if self.top_k is not None:
-            by_rank = (self.top_k > 0) & (self.top_k < self.values.shape[1])
-        by_mass = jnp.zeros((), bool) if self.top_p is None else self.top_p < 1
-        return (by_rank | by_mass) & ~self._is_greedy()
-
-    def _filter(self, row: jax.Array, peak: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return (the least logit that the filters keep, the mass that they keep)."""
-        falling = -jnp.sort(-row)
-        weights = self._exponential(falling, peak)
-        if self.top_k is not None:
-            rank = jnp.where(self.top_k > 0, self.top_k, row.shape[0])
-            last = jnp.minimum(rank, row.shape[0]) - 1
-            weights = jnp.where(falling >= falling[last], weights, 0.0)
-        floor = jnp.min(jnp.where(weights > 0, falling, jnp.inf))
-        if self.top_p is not None:
-            before = jnp.cumsum(weights) - weights
-            wanted = self.top_p.astype(jnp.float32) * jnp.sum(weights)
-            is_kept = (before < wanted) & (weights > 0)
-            floor = jnp.min(jnp.where(is_kept, falling, jnp.inf))
-        floor = jnp.minimum(floor, peak)  # rounding may not drop the most probable token
-        return floor, jnp.sum(jnp.where(falling >= floor, weights, 0.0))
-
-    def _scan(self, step: Callable[[Any, int, T], T], start: T, *, spans: bool) -> T:
-        """Fold over the row: span by span, or all at once."""
-        vocab = self.values.shape[1]
-        span = min(SPAN * TILE, vocab) if spans else vocab
-        trips, rest = divmod(vocab, span)
-        # The state varies over a mesh as the rows do, or the token that is looked for in them.
-        start, _ = varying_alike((start, (self.values, self.temperature, self.first)))
-        state = fori_loop(trips, lambda trip, state: step(trip * span, span, state), start)
-        return step(trips * span, rest, state) if rest else state
-
-    def _is_greedy(self) -> jax.Array:
-        """Tell whether decoding is greedy: top_k = 1, or a temperature too small to divide by."""
-        is_cold = (self.temperature >= 0) & (self.temperature < LEAST)
-        return is_cold if self.top_k is None else is_cold | (self.top_k == 1)
-
-    def _exponential(self, logit: jax.Array, peak: jax.Array) -> jax.Array:
-        """Return exp((logit - peak) / temperature); 0 for -inf, NaN stays NaN."""
-        is_warm = (self.temperature >= LEAST) & (self.temperature < jnp.inf)
-        temperature = jnp.where(is_warm, self.temperature, 1.0).astype(jnp.float32)
-        # -inf - -inf would be NaN: a token that cannot occur has weight 0 whatever the peak.
-        offset = logit - jnp.where(peak == -jnp.inf, 0.0, peak)
-        scaled = jnp.where(logit == -jnp.inf, -jnp.inf, offset / temperature)
-        # Of a NaN that it knows at compile time XLA makes any number on a CPU: exp(nan / x) is 0.
-        return jnp.where(jnp.isnan(scaled), scaled, jnp.exp(scaled))
-
-    def probability(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
+    def probability(self, entries: jax.Array, tokens: jax.Array, norm: Normalizer) -> jax.Array:
         """Turn logits of a visited row into probabilities.
 
-        Bad values stay visible: the entries are NaN for a row with NaN or +inf in it and for a
-        parameter outside its range; a row of nothing but -inf has no mass.
+        Invalid values propagate: the entries are NaN for a row with a NaN or +inf and for a parameter
+        outside its range; a row of only -inf has no mass.
         """
-        exact = raw.astype(jnp.float32)
-        sampled = self._exponential(exact, norm.peak)
+        exact = entries.astype(jnp.float32)
+        sampled = self._exponential(exact, norm.max_logit)
         if self.top_k is not None or self.top_p is not None:
-            sampled = jnp.where(exact < norm.floor, 0.0, sampled)  # a NaN stays
-        # Only a row of nothing but -inf has mass 0: its entries are then 0, not 0 / 0.
-        sampled /= jnp.where(norm.mass == 0, 1.0, norm.mass)
-        greedy = jnp.where((tokens == norm.greedy) & (norm.peak > -jnp.inf), 1.0, 0.0)
-        # The peak may have lost a NaN: not every library that XLA calls keeps it. The mass has not.
-        greedy += 0.0 * norm.mass
+            sampled = jnp.where(exact < norm.cutoff, 0.0, sampled)  # a NaN stays
+        # Only a row of only -inf has total 0: its entries are then 0, not 0 / 0.
+        sampled /= jnp.where(norm.total == 0, 1.0, norm.total)
+        greedy = jnp.where((tokens == norm.greedy) & (norm.max_logit > -jnp.inf), 1.0, 0.0)
+        # Some reductions that XLA calls lose a NaN in the max logit. The total does not.
+        greedy += 0.0 * norm.total
         return jnp.where(self._is_greedy(), greedy, sampled)
 
-    def summand(self, raw: jax.Array, tokens: jax.Array, norm: Normaliser) -> jax.Array:
-        """Return the probabilities."""
-        return self.probability(raw, tokens, norm)
+    def validate(self, name: str) -> None:
+        """Assert static shapes and dtypes."""
+        super().validate(name)
+        assert_array(f"{name} rows: temperature", self.temperature, {}, jnp.floating)
+        if self.top_k is not None:
+            assert_array(f"{name} rows: top_k", self.top_k, {}, jnp.integer)
+        if self.top_p is not None:
+            assert_array(f"{name} rows: top_p", self.top_p, {}, jnp.floating)
 
     def check(self, name: str, is_used: jax.Array) -> None:
-        """Check the temperature and that used logits are finite or -inf, one at least finite."""
-        temperature = self.temperature
-        check_all(
-            (temperature >= 0) & (temperature < jnp.inf),
-            name + " temperature is {value}: it must be finite and at least 0",
-            value=temperature,
-        )
-        if self.top_k is not None:
-            message = name + " top_k is {value}: it must be at least 1, or 0 or -1 for no filter"
-            check_all(self.top_k >= -1, message, value=self.top_k)
-        if self.top_p is not None:
-            message = name + " top_p is {value}: it must be above 0 and at most 1"
-            check_all((self.top_p > 0) & (self.top_p <= 1), message, value=self.top_p)
+        """Check the parameters, and that used logits are finite or -inf, one at least finite."""
+        for field, value, is_valid, wanted in self._ranges():
+            message = f"{name} {field} is {{value}}: it must be {wanted}"
+            check_all(is_valid, message, value=value)
         rows = window(self, is_used.shape[0]).astype(jnp.float32)
         check_all(
             ~is_used[:, None] | (rows < jnp.inf),
             name + " row {i0}: logit {i1} is {value}: only finite logits and -inf are allowed",
             value=rows,
         )
-        peak = rows.max(axis=1)
         check_all(
-            ~is_used | (peak > -jnp.inf),
+            ~is_used | (rows.max(axis=1) > -jnp.inf),
             name + " row {i0}: every logit is -inf, so the row has no mass",
         )
+
+    def _ranges(self) -> list[tuple[str, jax.Array, jax.Array, str]]:
+        """List (parameter, its value, whether that is valid, what is)."""
+        is_valid = (self.temperature >= 0) & (self.temperature < jnp.inf)
+        ranges = [("temperature", self.temperature, is_valid, "finite and at least 0")]
+        if (k := self.top_k) is not None:
+            ranges.append(("top_k", k, k >= -1, "at least 1, or 0 or -1 for no filter"))
+        if (p := self.top_p) is not None:
+            ranges.append(("top_p", p, (p > 0) & (p <= 1), "above 0 and at most 1"))
+        return ranges
+
+    def _is_greedy(self) -> jax.Array:
+        """Return whether top_k is 1 or the temperature is too small to divide by."""
+        is_cold = (self.temperature >= 0) & (self.temperature < LEAST)
+        return is_cold if self.top_k is None else is_cold | (self.top_k == 1)
+
+    def _is_filtered(self, vocab: int) -> jax.Array:
+        """Return whether a filter may drop a token."""
+        by_top_k = jnp.bool_(False)
+        if self.top_k is not None:
+            by_top_k = (self.top_k > 0) & (self.top_k < vocab)
+        by_top_p = jnp.bool_(False) if self.top_p is None else self.top_p < 1
+        return (by_top_k | by_top_p) & ~self._is_greedy()
+
+    def _filter(self, row: jax.Array, max_logit: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return (the least logit that the filters keep, the total that they keep)."""
+        falling = -jnp.sort(-row)
+        weights = self._exponential(falling, max_logit)
+        if self.top_k is not None:
+            rank = jnp.where(self.top_k > 0, self.top_k, row.shape[0])
+            last = jnp.minimum(rank, row.shape[0]) - 1
+            weights = jnp.where(falling >= falling[last], weights, 0.0)
+        cutoff = jnp.min(jnp.where(weights > 0, falling, jnp.inf))
+        if self.top_p is not None:
+            before = jnp.cumsum(weights) - weights
+            wanted = self.top_p.astype(jnp.float32) * jnp.sum(weights)
+            is_kept = (before < wanted) & (weights > 0)
+            cutoff = jnp.min(jnp.where(is_kept, falling, jnp.inf))
+        cutoff = jnp.minimum(cutoff, max_logit)  # rounding may not drop the most probable token
+        return cutoff, jnp.sum(jnp.where(falling >= cutoff, weights, 0.0))
+
+    def _exponential(self, logit: jax.Array, max_logit: jax.Array) -> jax.Array:
+        """Return exp((logit - max_logit) / temperature); 0 for -inf, NaN for NaN."""
+        is_warm = (self.temperature >= LEAST) & (self.temperature < jnp.inf)
+        temperature = jnp.where(is_warm, self.temperature, 1.0).astype(jnp.float32)
+        # -inf - -inf would be NaN: a token that cannot occur has weight 0 whatever the max logit.
+        offset = logit - jnp.where(max_logit == -jnp.inf, 0.0, max_logit)
+        scaled = jnp.where(logit == -jnp.inf, -jnp.inf, offset / temperature)
+        # XLA on CPU folds exp(nan / x) of a constant NaN to any number: keep the NaN itself.
+        return jnp.where(jnp.isnan(scaled), scaled, jnp.exp(scaled))

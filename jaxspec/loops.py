@@ -1,8 +1,8 @@
 """Loops that also run inside `shard_map` with its default check of varying axes.
 
-Under `shard_map` the type of an array says over which mesh axes it varies, and a loop must keep the
-types of its carry. A carry that starts from constants does not vary yet. The loops here let every
-part of a carry vary over the axes that any part of it varies over; outside `shard_map` they are
+Under `shard_map` the type of an array holds the mesh axes it varies over, and a loop must keep the
+types of its carry, which does not vary yet where it starts from constants. The loops here let every
+part of a carry vary over the axes that any part of it varies over. Outside `shard_map` they are
 those of `jax.lax`.
 """
 
@@ -18,16 +18,12 @@ T = TypeVar("T")
 
 
 def varying_alike(tree: T) -> T:
-    """Let every array of a tree vary over all mesh axes that any of them varies over.
-
-    Args:
-      tree: pytree of arrays.
-    """
+    """Let every array of a pytree vary over all mesh axes that any of them varies over."""
     return _cast(tree, _axes_of_all(tree))
 
 
 def while_loop(condition: Callable[[T], jax.Array], body: Callable[[T], T], start: T) -> T:
-    """Loop as `lax.while_loop` does; a part of `start` must vary wherever the body's results do."""
+    """Loop as `lax.while_loop`; `start` must vary over every axis that the results of `body` do."""
     axes = _axes_of_all(start)
     return lax.while_loop(condition, lambda state: _cast(body(state), axes), _cast(start, axes))
 
@@ -46,42 +42,42 @@ def fori_loop(trips: int, body: Callable[[jax.Array, T], T], start: T) -> T:
 def scan(
     step: Callable[[T, Any], tuple[T, jax.Array]], start: T, inputs: jax.Array
 ) -> tuple[T, jax.Array]:
-    """Loop over the rows of `inputs` as `lax.scan` does, with a carry that varies as they do."""
+    """Scan over the leading axis of `inputs`, with a carry that varies as they do."""
     axes = _axes_of_all((start, inputs))
 
-    def body(state: T, row: Any) -> tuple[T, jax.Array]:
-        state, result = step(state, row)
+    def body(state: T, item: Any) -> tuple[T, jax.Array]:
+        state, result = step(state, item)
         return _cast(state, axes), result
 
     return lax.scan(body, _cast(start, axes), inputs)
 
 
 def zeros_like_result(make: Callable[[], T]) -> T:
-    """Return zeros of the shapes, dtypes and varying axes of what `make` would return."""
+    """Return zeros of the shapes, dtypes and varying axes of the result of `make`."""
     return jax.tree.map(
         lambda like: _cast(jnp.zeros(like.shape, like.dtype), _axes(like)), jax.eval_shape(make)
     )
 
 
 def when(condition: jax.Array, make: Callable[[], T], otherwise: T | None = None) -> T:
-    """Return `make()` if the condition holds, else `otherwise`, doing the work only then.
+    """Return `make()` if the condition holds, else `otherwise` (default zeros), lazily.
 
-    A loop of one trip or none: unlike `cond` it stays lazy under `vmap`, where it runs if any
+    A loop of one trip or none: under `vmap`, where `cond` becomes a select, it runs only if a
     sequence of the batch needs it.
-
-    Args:
-      condition: bool [].
-      make: makes a pytree of arrays.
-      otherwise: of the same shapes and dtypes; default zeros.
     """
     start = (condition, zeros_like_result(make) if otherwise is None else otherwise)
     return while_loop(lambda state: state[0], lambda _: (jnp.zeros((), bool), make()), start)[1]
 
 
+def choose(condition: jax.Array, yes: T, no: T) -> T:
+    """Select one of two pytrees of arrays of the same shapes."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
 def _axes(array: Any) -> frozenset:
     """Return the mesh axes that an array, or its shape, varies over; none outside `shard_map`."""
     kind = array if isinstance(array, jax.ShapeDtypeStruct) else jax.typeof(array)
-    # JAX has moved this: `vma` until 0.9, a part of `manual_axis_type` since.
+    # `vma` until JAX 0.9, a part of `manual_axis_type` since.
     manual = getattr(kind, "manual_axis_type", None)
     varying = getattr(kind, "vma", None) if manual is None else manual.varying
     return frozenset(varying or ())

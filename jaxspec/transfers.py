@@ -1,4 +1,4 @@
-"""What runs on the host moves data to and from devices on purpose, also under a transfer guard."""
+"""Host functions move data to and from devices on purpose, also under a transfer guard."""
 
 import functools
 from collections.abc import Callable
@@ -10,10 +10,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def moves_data(function: F) -> F:
-    """Let a host function transfer where `jax_transfer_guard` says "disallow".
+    """Allow a host function to transfer data where `jax_transfer_guard` is "disallow".
 
-    That guard is for step functions, where a transfer is an accident. The traced functions of
-    jaxspec make none; the host's loops and audits do nothing else between their compiled parts.
+    The guard is for step functions, where a transfer is an accident; the traced functions of jaxspec
+    make none.
     """
 
     @functools.wraps(function)

@@ -1,6 +1,6 @@
 """A tree of candidates as arrays.
 
-Node 0 is the root: the last committed token. Parents stand before their children, and siblings are
+Node 0 is the root: the last committed token. Parents come before their children, and siblings are
 ordered by node number, which is the order they are tested in. Capacities (nodes, children of a node,
 depth) are read off the shapes, so trees of one capacity share one compiled program.
 """
@@ -14,15 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import TreeError, assert_array, check_all, struct
-from jaxspec.loops import fori_loop
 from jaxspec.transfers import moves_data
 
 GREATEST = 2**24
-"""Most nodes, child slots or levels that a tree is given room for."""
+"""Limit of the capacities of a tree: nodes, child slots, levels."""
 
 ROOT = 0
 NONE = -1
-"""Padding: the parent of the root, a child slot or node that is not there, a token not emitted."""
+"""Padding: the parent of the root, an empty child slot, a padded node, a token not emitted."""
 
 
 @struct
@@ -31,11 +30,11 @@ class Tree:
 
     Attributes:
       tokens: int32 [N], the candidate at each node; entry 0 is the last committed token, which no
-        verifier reads (-1 if it is not known). -1 on padding.
+        verifier reads (-1 if unknown). -1 on padding.
       parents: int32 [N], node number of the parent; -1 for the root and on padding.
       children: int32 [N, C], node numbers of the children in the order they are tested, then -1.
-      level_sizes: int32 [D + 1], nodes at each depth; `level_sizes[0] == 1`. Padded nodes stand
-        after the real ones and count nowhere.
+      level_sizes: int32 [D + 1], nodes at each depth; `level_sizes[0] == 1`. Padded nodes come
+        after the real ones and are not counted.
     """
 
     tokens: jax.Array  # [N]
@@ -45,7 +44,7 @@ class Tree:
 
     @property
     def max_nodes(self) -> int:
-        """N, the root and padding counted."""
+        """N, including the root and padding."""
         return self.parents.shape[-1]
 
     @property
@@ -55,12 +54,12 @@ class Tree:
 
     @property
     def max_depth(self) -> int:
-        """D, the greatest depth there is room for."""
+        """D, the capacity in depth."""
         return self.level_sizes.shape[-1] - 1
 
     @property
     def num_nodes(self) -> jax.Array:
-        """Nodes that are not padding, the root counted."""
+        """Nodes that are not padding, including the root."""
         return self.level_sizes.sum(axis=-1, dtype=self.level_sizes.dtype)
 
 
@@ -78,12 +77,12 @@ def make_tree(
 
     Args:
       tokens: int [n], candidate tokens; `tokens[0]` is the last committed token, or -1.
-      parents: int [n], `parents[0] == -1`; every other parent stands before its child.
+      parents: int [n], `parents[0] == -1`; every other parent comes before its child.
       max_nodes: capacity N, default n.
       max_children: capacity C, default the greatest number of siblings (at least 1).
       max_depth: capacity D, default the depth of the tree.
-      distinct_siblings: refuse two siblings with one token, as point masses and drafts without
-        replacement need. Siblings drawn with replacement may repeat.
+      distinct_siblings: raise if two siblings hold one token, which point masses and drafts without
+        replacement do not allow. Siblings drawn with replacement may repeat.
 
     Raises:
       TreeError: naming the node and the value.
@@ -94,23 +93,21 @@ def make_tree(
     >>> tree.level_sizes.tolist()
     [1, 2, 1]
     """
-    tokens = _integers("tokens", tokens)
-    parents = _integers("parents", parents)
+    tokens, parents = _integers("tokens", tokens), _integers("parents", parents)
     if len(tokens) != len(parents) or len(parents) == 0:
+        given = f"got {len(tokens)} tokens and {len(parents)} parents"
         raise TreeError(
-            f"a tree needs one token and one parent for each node, at least the root: got "
-            f"{len(tokens)} tokens and {len(parents)} parents"
+            f"a tree has a token and a parent for each node, at least the root: {given}"
         )
     if parents[0] != NONE:
         raise TreeError(f"node 0 is the root: its parent must be -1, not {parents[0]}")
+    if not NONE <= tokens[0] < 2**31:
+        raise TreeError(f"node 0: token {tokens[0]} must be an int32, -1 if it is unknown")
     children: list[list[int]] = [[] for _ in parents]
     depths = [0] * len(parents)
     seen: dict[tuple[int, int], int] = {}  # the first child of a parent that holds a token
-    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        if node == 0:
-            if not NONE <= token < 2**31:
-                raise TreeError(f"node 0: token {token} must be an int32, -1 if it is not known")
-            continue
+    candidates = zip(tokens[1:].tolist(), parents[1:].tolist(), strict=True)
+    for node, (token, parent) in enumerate(candidates, 1):
         if not 0 <= parent < node:
             raise TreeError(f"node {node}: parent {parent} must be a node before it")
         if not 0 <= token < 2**31:
@@ -120,34 +117,33 @@ def make_tree(
             raise TreeError(f"nodes {twin} and {node}: siblings with one token, {token}")
         children[parent].append(node)
         depths[node] = depths[parent] + 1
-
-    def capacity(name: str, used: int, wanted: int | None) -> int:
-        if wanted is None:
-            return used
-        is_whole = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
-        if not is_whole or wanted > GREATEST:
-            raise TreeError(f"{name} is {wanted!r}: must be an integer, at most {GREATEST}")
-        if wanted < used:
-            raise TreeError(f"{name}={wanted} is too small: this tree needs {used}")
-        return int(wanted)
-
-    max_nodes = capacity("max_nodes", len(parents), max_nodes)
-    max_children = capacity("max_children", max(1, *map(len, children)), max_children)
-    max_depth = capacity("max_depth", max(depths), max_depth)
-    slots = np.full((max_nodes, max_children), NONE, np.int32)
+    num_nodes = _capacity("max_nodes", len(parents), max_nodes)
+    num_slots = _capacity("max_children", max(1, *map(len, children)), max_children)
+    num_levels = _capacity("max_depth", max(depths), max_depth) + 1
+    slots = np.full((num_nodes, num_slots), NONE, np.int32)
     for node, below in enumerate(children):
         slots[node, : len(below)] = below
-    padding = (0, max_nodes - len(parents))
+    padding = (0, num_nodes - len(parents))
     return Tree(
         tokens=jnp.asarray(np.pad(tokens, padding, constant_values=NONE), jnp.int32),
         parents=jnp.asarray(np.pad(parents, padding, constant_values=NONE), jnp.int32),
         children=jnp.asarray(slots),
-        level_sizes=jnp.asarray(np.bincount(depths, minlength=max_depth + 1), jnp.int32),
+        level_sizes=jnp.asarray(np.bincount(depths, minlength=num_levels), jnp.int32),
     )
 
 
+def _capacity(name: str, used: int, wanted: int | None) -> int:
+    if wanted is None:
+        return used
+    is_integer = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
+    if not is_integer or wanted > GREATEST:
+        raise TreeError(f"{name} is {wanted!r}: must be an integer, at most {GREATEST}")
+    if wanted < used:
+        raise TreeError(f"{name}={wanted} is too small: this tree needs {used}")
+    return int(wanted)
+
+
 def _integers(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Read a list of integers."""
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -162,17 +158,17 @@ def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree
 
     Args:
       tokens: int32 [T], the drafted tokens in order.
-      num_drafted: int32 [], how many of them count, 0 to T; the rest is padding. Default T. For tokens
-        that were sampled it may depend on the context and on the tokens that count: to stop after a
-        token for what it is keeps the law, to drop one for what it is does not. For point masses it
-        may depend on anything but the round's draws.
+      num_drafted: int32 [], how many of them count, 0 to T; the rest is padding. Default T. For
+        sampled tokens it may depend on the context and on the tokens that count: stopping after a
+        token because of its value keeps the law, dropping it because of its value does not. For
+        point masses it may depend on anything but the round's draws.
 
     Returns:
       A tree with N = T + 1, C = 1, D = T: node i + 1 is the i-th drafted token.
 
     Raises:
-      TreeError: `num_drafted` is known and outside 0 to T. Under a trace such a tree counts as many
-        nodes as it was told, which `checked` names and the verifiers flag: `Status.BAD_TREE`.
+      TreeError: `num_drafted` is concrete and outside 0 to T. Under a trace the tree then has that
+        number of nodes, which `checked` reports and the verifiers flag: `Status.BAD_TREE`.
 
     >>> import jax.numpy as jnp
     >>> chain(jnp.array([5, 7, 2]), num_drafted=2).parents.tolist()
@@ -184,9 +180,7 @@ def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree
     assert_array("num_drafted", given, {}, jnp.integer)
     is_known = not isinstance(given, jax.core.Tracer)
     if is_known and not 0 <= int(given) <= num_tokens:
-        raise TreeError(
-            f"num_drafted is {given}: of {num_tokens} tokens 0 to {num_tokens} can count"
-        )
+        raise TreeError(f"num_drafted is {given}: must be 0 to {num_tokens}, the number of tokens")
     length = jnp.clip(given, 0, num_tokens).astype(jnp.int32)
     nodes = jnp.arange(num_tokens + 1, dtype=jnp.int32)
     is_node = nodes <= length
@@ -195,13 +189,13 @@ def chain(tokens: jax.Array, num_drafted: jax.Array | int | None = None) -> Tree
         tokens=jnp.where(is_node, jnp.concatenate([nowhere, tokens.astype(jnp.int32)]), NONE),
         parents=jnp.where(is_node, nodes - 1, NONE),
         children=jnp.where(nodes < length, nodes + 1, NONE)[:, None],
-        level_sizes=_told(is_node.astype(jnp.int32), given, length),
+        level_sizes=_with_excess(is_node.astype(jnp.int32), given, length),
     )
 
 
-def _told(level_sizes: jax.Array, given: jax.Array, taken: jax.Array) -> jax.Array:
-    """Count at the root by how much a number of nodes is out of range, so that it is seen."""
-    excess = jnp.clip(given, -(2**30), 2**30).astype(jnp.int32) - taken
+def _with_excess(level_sizes: jax.Array, given: jax.Array, used: jax.Array) -> jax.Array:
+    """Add to the root's count by how much a number of nodes is out of range, so that it shows."""
+    excess = jnp.clip(given, -(2**30), 2**30).astype(jnp.int32) - used
     return level_sizes.at[ROOT].add(excess)
 
 
@@ -213,17 +207,10 @@ def tree_of_parents(
     max_children: int,
     max_depth: int,
 ) -> Tree:
-    """Build a tree under a trace, from nodes that stand in order of their depth.
+    """Build a tree under a trace from tokens and parents [N], in the order of their depth.
 
-    Nothing is checked here: what is no tree is no tree afterwards. A number of nodes out of range
-    stays one in `Tree.num_nodes`, for `checked` and the verifiers to see.
-
-    Args:
-      tokens: int32 [N].
-      parents: int32 [N], each before its child, no parent with more than C children.
-      num_nodes: int32 [], how many count, the root among them: 1 to N.
-      max_children: C.
-      max_depth: D, at least the depth of the tree.
+    Nothing is checked: no parent may have more than C children or more than D ancestors. A number of
+    nodes, including the root, outside 1 to N shows in `Tree.num_nodes`, for `checked` and verifiers.
 
     >>> import jax.numpy as jnp
     >>> tokens, parents = jnp.array([-1, 5, 7, 2]), jnp.array([-1, 0, 0, 1])
@@ -239,17 +226,12 @@ def tree_of_parents(
         children=jnp.full((tokens.shape[0], max_children), NONE, jnp.int32),
         level_sizes=jnp.zeros(max_depth + 1, jnp.int32),
     )
-    depths = jnp.sum(ancestor_mask(bare), axis=1, dtype=jnp.int32) - 1
-    levels = jnp.arange(max_depth + 1, dtype=jnp.int32)
-    is_at = (depths[None] == levels[:, None]) & (nodes < num_nodes)[None]
+    count = jnp.clip(num_nodes, 1, tokens.shape[0]).astype(jnp.int32)
+    sizes = _level_sizes(bare, node_depths(bare), nodes < num_nodes)
     return replace(
         bare,
         children=_child_slots(bare, below_root),
-        level_sizes=_told(
-            jnp.sum(is_at, axis=1, dtype=jnp.int32),
-            num_nodes,
-            jnp.clip(num_nodes, 1, tokens.shape[0]).astype(jnp.int32),
-        ),
+        level_sizes=_with_excess(sizes, num_nodes, count),
     )
 
 
@@ -270,69 +252,42 @@ def assert_tree(tree: Tree) -> None:
 def check_tree(tree: Tree, vocab: int, *, distinct_siblings: bool) -> None:
     """Check under a trace: topology, padding, tokens in range, distinct siblings where needed."""
     nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
-    count = tree.num_nodes
+    tokens, parents, count = tree.tokens, tree.parents, tree.num_nodes
     is_node = nodes < count
     below_root = is_node & (nodes > ROOT)
-    check_all(
-        (count >= 1) & (count <= tree.max_nodes),
-        "the tree counts {count} nodes: it must be from 1 to " + str(tree.max_nodes),
-        count=count,
-    )
-    check_all(
-        ~below_root | ((tree.parents >= 0) & (tree.parents < nodes)),
-        "node {i0}: parent {parent} does not stand before it",
-        parent=tree.parents,
-    )
-    check_all(
-        below_root | (tree.parents == NONE),
-        "node {i0} is the root or padding: its parent must be -1, not {parent}",
-        parent=tree.parents,
-    )
-    check_all(
-        ~below_root | ((tree.tokens >= 0) & (tree.tokens < vocab)),
-        "node {i0}: token {token} is outside the vocabulary of " + str(vocab),
-        token=tree.tokens,
-    )
-    check_all(
-        is_node | (tree.tokens == NONE),
-        "node {i0} is padding: its token must be -1, not {token}",
-        token=tree.tokens,
-    )
-    check_all(
-        tree.level_sizes == _level_sizes(tree, below_root),
-        "depth {i0}: level_sizes says {size} nodes, the parents say {real}",
-        size=tree.level_sizes,
-        real=_level_sizes(tree, below_root),
-    )
-    check_all(
-        _sibling_ranks(tree, below_root) < tree.max_children,
-        "node {i0}: its parent {parent} has more children than its "
-        + str(tree.max_children)
-        + " slots",
-        parent=tree.parents,
-    )
-    expected = _child_slots(tree, below_root)
-    check_all(
-        tree.children == expected,
-        "node {i0}: child slot {i1} holds {child}, the parents say {expected}",
-        child=tree.children,
-        expected=expected,
-    )
+    message = f"the tree counts {{count}} nodes: it must be from 1 to {tree.max_nodes}"
+    check_all((count >= 1) & (count <= tree.max_nodes), message, count=count)
+    message = "node {i0}: parent {parent} does not come before it"
+    check_all(~below_root | ((parents >= 0) & (parents < nodes)), message, parent=parents)
+    message = "node {i0} is the root or padding: its parent must be -1, not {parent}"
+    check_all(below_root | (parents == NONE), message, parent=parents)
+    message = f"node {{i0}}: token {{token}} is outside the vocabulary of {vocab}"
+    check_all(~below_root | ((tokens >= 0) & (tokens < vocab)), message, token=tokens)
+    message = "node {i0} is padding: its token must be -1, not {token}"
+    check_all(is_node | (tokens == NONE), message, token=tokens)
+    depths = node_depths(tree)
+    message = f"node {{i0}} is deeper than the {tree.max_depth} levels of the tree"
+    check_all(~below_root | (depths[parents] < tree.max_depth), message)
+    real = _level_sizes(tree, depths, below_root | (nodes == ROOT))
+    message = "depth {i0}: level_sizes has {size} nodes, the parents give {real}"
+    check_all(tree.level_sizes == real, message, size=tree.level_sizes, real=real)
+    slots = tree.max_children
+    message = f"node {{i0}}: its parent {{parent}} has more children than its {slots} slots"
+    check_all(_sibling_ranks(tree, below_root) < slots, message, parent=parents)
+    real = _child_slots(tree, below_root)
+    message = "node {i0}: child slot {i1} holds {child}, the parents give {real}"
+    check_all(tree.children == real, message, child=tree.children, real=real)
     if distinct_siblings:
         same = _siblings(tree, below_root) & (nodes[:, None] > nodes[None])
-        same &= tree.tokens[:, None] == tree.tokens[None]
-        check_all(
-            ~same,
-            "nodes {i1} and {i0}: siblings with one token, {token}",
-            token=jnp.broadcast_to(tree.tokens[:, None], same.shape),
-        )
+        same &= tokens[:, None] == tokens[None]
+        message = "nodes {i1} and {i0}: siblings with one token, {token}"
+        check_all(~same, message, token=jnp.broadcast_to(tokens[:, None], same.shape))
 
 
 def ancestor_mask(tree: Tree) -> jax.Array:
-    """Tell which nodes each node follows from, bool [N, N]: itself and its ancestors.
+    """Return which nodes each node sees under tree attention, bool [N, N]: itself and its ancestors.
 
-    Under tree attention a node sees these and the committed text. Padded nodes see themselves, and
-    nobody sees them.
+    Padded nodes see themselves and are seen by no other node.
 
     >>> ancestor_mask(make_tree([-1, 5, 7, 2], [-1, 0, 0, 1])).astype(int).tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
@@ -346,33 +301,46 @@ def ancestor_mask(tree: Tree) -> jax.Array:
     return seen
 
 
-@jax.jit
 def node_depths(tree: Tree) -> jax.Array:
-    """Return the depth of every node, int32 [N]: 0 for the root, -1 on padding."""
-    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
-    above = jnp.where(nodes == ROOT, NONE, jnp.clip(tree.parents, NONE, tree.max_nodes - 1))
-    is_node = (nodes == ROOT) | (above >= 0)
-    depths = jnp.where(is_node, 0, NONE)
+    """Return the depth of every node, int32 [N]: 0 for the root and on padding.
 
-    def climb(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        depths, at = state
-        return depths + jnp.where(at > ROOT, 1, 0), jnp.where(at > ROOT, above[at], at)
-
-    depths, at = fori_loop(tree.max_nodes, climb, (depths, jnp.where(is_node, nodes, 0)))
-    del at
-    return depths
+    >>> node_depths(make_tree([-1, 5, 7, 2], [-1, 0, 0, 1], max_nodes=5)).tolist()
+    [0, 1, 1, 2, 0]
+    """
+    return jnp.sum(ancestor_mask(tree), axis=1, dtype=jnp.int32) - 1
 
 
-def _level_sizes(tree: Tree, below_root: jax.Array) -> jax.Array:
-    """Count the nodes at each depth from the parents."""
-    counted = below_root | (jnp.arange(tree.max_nodes, dtype=jnp.int32) == ROOT)
+def child_at(tree: Tree, node: jax.Array, rank: jax.Array) -> jax.Array:
+    """Return the child of a node by rank; -1 without such a child, or where `contradicts` is True.
+
+    Slots count only if they rise and the nodes in them have this node as their parent. So a walk
+    visits no node twice, whatever the slots hold.
+    """
+    width = tree.max_children
+    slots = tree.children[node]
+    child = slots[jnp.minimum(rank, width - 1)]
+    elder = jnp.where(rank > 0, slots[jnp.clip(rank - 1, 0, width - 1)], node)
+    inside = jnp.clip(child, 0, tree.max_nodes - 1)
+    is_child = (rank < width) & (child > node) & (child > elder) & (child == inside)
+    return jnp.where(is_child & (tree.parents[inside] == node), child, NONE)
+
+
+def contradicts(tree: Tree, node: jax.Array, rank: jax.Array) -> jax.Array:
+    """Return whether a node's slot of this rank holds a node that is not its child."""
+    width = tree.max_children
+    slot = tree.children[node, jnp.minimum(rank, width - 1)]
+    return (rank < width) & (slot != NONE) & (child_at(tree, node, rank) < 0)
+
+
+def _level_sizes(tree: Tree, depths: jax.Array, is_node: jax.Array) -> jax.Array:
+    """Count the nodes at each depth."""
     levels = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
-    is_at = (node_depths(tree)[None] == levels[:, None]) & counted[None]
+    is_at = (depths[None] == levels[:, None]) & is_node[None]
     return jnp.sum(is_at, axis=1, dtype=jnp.int32)
 
 
 def _siblings(tree: Tree, below_root: jax.Array) -> jax.Array:
-    """Tell which pairs of nodes have one parent, bool [N, N]."""
+    """Return which pairs of nodes have one parent, bool [N, N]."""
     has_same_parent = tree.parents[:, None] == tree.parents[None]
     return has_same_parent & below_root[:, None] & below_root[None]
 

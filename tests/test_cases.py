@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,39 +148,19 @@ def test_placeholders_illegal_ids_and_length_zero_give_a_fresh_draw_from_the_row
 # A drawn candidate whose recorded row is the law it was drawn from, or is not.
 
 
-class Drafted(NamedTuple):
-    """A world of one drafted token, the row it is drawn from kept apart from the recorded one."""
-
-    tree: js.Tree
-    target: jax.Array  # [contexts, V], as in `audit.World`
-    recorded: jax.Array  # [V]
-    sampled: jax.Array  # [V]
-
-
-def play_drafted(world: Drafted, u: jax.Array) -> audit.Outcome:
-    token = js.draw_token(prepend(0, u[:1]), world.sampled)
-    path = js.sampled_path(token[None], world.recorded[None])
-    draws = js.Draws(accept=prepend(0, u[1:2]), final=prepend(0, u[2:]))
-    return audit.Outcome(
-        drafted=path.tree.tokens, verdict=js.verify_path(draws, path, world.target[:2])
-    )
-
-
 @functools.cache
 def law_of_draft(
     p: tuple[Any, ...], sampled: tuple[Any, ...], recorded: tuple[Any, ...]
 ) -> audit.Law:
-    """Compute the exact law of token verification of one token; nothing but the rows varies."""
-    world = Drafted(
-        tree=js.chain(jnp.zeros(1, jnp.int32)),
-        target=jnp.tile(row(p, 4), (5, 1)),
-        recorded=row(recorded, 4),
-        sampled=row(sampled, 4),
-    )
-    axes = ("draft 1", "accept 1", "final")
-    played = audit.Round(play=play_drafted, world=world, axes=axes, causal_order=(0, 1, 2))
-    instance = audit.Instance(name="one drafted token", target={(): p})
-    return audit.exact_law(js.RULES["token"], instance, played=played, batch=BATCH)
+    """Compute the exact law of token verification of one token that is drawn from `sampled`."""
+
+    def draw(pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+        del draft_row
+        return js.draw_token(pairs[0], row(sampled, 4))[None]
+
+    target, draft = ({(): [*values, *[0] * (4 - len(values))]} for values in (p, recorded))
+    instance = audit.Instance("one drafted token", target, draft, branching=(1,))
+    return audit.exact_law(js.RULES["token"], instance, draw=draw, batch=BATCH)
 
 
 def first_token_law(law: audit.Law, vocab: int) -> list[float]:
@@ -356,9 +336,8 @@ def test_duplicate_siblings_are_refused_when_the_tree_is_made() -> None:
 
 # Block verification.
 
-TILE, TOKEN = js.RULES["block"], js.RULES["token"]
-# The capacity and batch of the vectors of these rules, so that their compiled programs serve here.
-THREE_DRAFTED = audit.Capacity(nodes=4, children=1, depth=3, vocab=3)
+BLOCK, TOKEN = js.RULES["block"], js.RULES["token"]
+# The sizes and batch of the vectors of these rules, so that their compiled programs serve here.
 VECTOR_BATCH = 256
 
 
@@ -367,12 +346,14 @@ def iid(p: Sequence[Any], q: Sequence[Any], length: int) -> audit.Instance:
     return audit.Instance("same rows everywhere", *rows, branching=(1,) * length)
 
 
+THREE_DRAFTED = (iid([1, 0, 0], [1, 0, 0], 3),)
+
+
 @functools.cache
 def law_of_block(rule: js.Rule, verify: Verify | None = None) -> audit.Law:
     inputs, _ = case("case09_block_verification")
     instance = iid(inputs["p_each_position"], inputs["q_each_position"], inputs["K"])
-    played = audit.make_round(rule, instance, capacity=THREE_DRAFTED, verify=verify)
-    return audit.exact_law(rule, instance, played=played, batch=VECTOR_BATCH)
+    return audit.exact_law(rule, instance, verify, padded_to=THREE_DRAFTED, batch=VECTOR_BATCH)
 
 
 def accepted_law(law: audit.Law, length: int, given: np.ndarray | None = None) -> list[float]:
@@ -381,7 +362,7 @@ def accepted_law(law: audit.Law, length: int, given: np.ndarray | None = None) -
 
 def test_block_verification_is_lossless_and_accepts_more_than_token_verification() -> None:
     _, expected = case("case09_block_verification")
-    block, token = law_of_block(TILE), law_of_block(TOKEN)
+    block, token = law_of_block(BLOCK), law_of_block(TOKEN)
     assert block.is_proved
     assert token.is_proved
     assert accepted_law(block, 2) == close(expected["prob_accepted_0_1_2"])
@@ -392,7 +373,7 @@ def test_block_verification_is_lossless_and_accepts_more_than_token_verification
 @pytest.mark.parametrize("index", range(4))
 def test_the_longest_prefix_that_passes_its_block_threshold_is_kept(index: int) -> None:
     _, expected = case("case09_block_verification")
-    law = law_of_block(TILE)
+    law = law_of_block(BLOCK)
     drafted = law.cells.outcomes.drafted[:, 1:3]
     draft = np.array(expected["drafts"][index])
     h1, h2 = (Fraction(expected[h][index]) for h in ("h1", "h2"))
@@ -404,13 +385,13 @@ def test_the_longest_prefix_that_passes_its_block_threshold_is_kept(index: int) 
         assert sum(accepted_law(law, 2, given=has_prefix)[length:]) == close(ratio)
 
 
-@pytest.mark.parametrize("rule", [TILE, TOKEN], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [BLOCK, TOKEN], ids=lambda rule: rule.name)
 def test_block_and_token_verification_of_one_hot_drafts_have_one_law(rule: js.Rule) -> None:
     inputs, expected = case("case09_block_verification")
     assert expected["one_hot_equals_token_rule"]
     one_hot = inputs["one_hot"]
     instance = iid(one_hot["p"], one_hot["q"], one_hot["K"])
-    law = audit.exact_law(rule, instance, capacity=THREE_DRAFTED, batch=VECTOR_BATCH)
+    law = audit.exact_law(rule, instance, padded_to=THREE_DRAFTED, batch=VECTOR_BATCH)
     assert law.is_proved
     drafted = law.cells.outcomes.drafted[:, 1:]
     is_looked_at = drafted >= 0  # token verification goes no further than the first rejection
@@ -448,7 +429,7 @@ def token_residual_after_prefix_ratios(
 
 def test_the_audit_sees_prefix_ratios_joined_with_the_token_residual() -> None:
     _, expected = case("case09_block_verification")
-    law = law_of_block(TILE, token_residual_after_prefix_ratios)
+    law = law_of_block(BLOCK, token_residual_after_prefix_ratios)
     wanted = expected["faulty_cumprod_with_token_residual_first_token_law"]
     assert first_token_law(law, 2) == close(wanted)
     assert not law.is_proved

@@ -9,7 +9,7 @@ import jaxspec as js
 from jaxspec import Status
 
 BATCH = 512
-WIDE = 33380  # two spans of 32 blocks, one more block, a tail of 100
+WIDE = 33380  # two spans of 32 tiles, one more tile, a tail of 100
 TILE = 512
 
 ROOT_ALONE = js.PointMass(tree=js.make_tree([-1], [-1]))

@@ -1,6 +1,7 @@
-"""JAX's modes: what is public runs under each of them and gives what it gives without."""
+"""JAX's modes: public functions give the same results under each of them."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ WIDE_LOGITS = GENERATOR.normal(0, 2, (2, 3, WIDE)).astype(np.float32)
 TREE = ([-1, 0, 1, 0], [-1, 0, 0, 1])
 
 
-def rows_of(logits: jax.Array, *, is_filtered: bool = False) -> js.Rows:
+def rows_of(logits: jax.Array, *, is_filtered: bool = False) -> js.RowSource | jax.Array:
     if not is_filtered:
         return jax.nn.softmax(logits, axis=-1)
     return js.Logits(
@@ -48,11 +49,9 @@ def verdict_of(rule: js.Rule, key: jax.Array, logits: jax.Array, *, is_filtered:
         tree = tree_of_arrays()
         below = rule.proposal.draw(draws.draft[1:3], law[0])
         tokens = jnp.concatenate([tree.tokens[:1], below, tree.tokens[3:]])
-        tree = tree.replace(tokens=tokens)
+        tree = dataclasses.replace(tree, tokens=tokens)
         is_fixed = rule.proposal is js.PointMass
-        proposal = (
-            js.PointMass(tree=tree) if is_fixed else rule.proposal(tree=tree, draft_rows=draft)
-        )
+        proposal = rule.proposal(tree=tree, draft_rows=None if is_fixed else draft)
     return rule.verify(draws.verify, proposal, target, jnp.asarray(True))
 
 
@@ -73,13 +72,12 @@ CALLS: dict[str, Callable[[jax.Array, jax.Array], Any]] = {
         for name, rule in js.RULES.items()
     },
     "checked": error_of,
-    "overlap": lambda key, logits: js.overlap(*map(rows_of, logits)),
     "chain": lambda key, logits: js.chain(jnp.array([1, 2], jnp.int32), jnp.int32(1)),
 }
-"""The public functions that are traced, with what they call: the draws, the drafts, the rows."""
+"""The public functions that are traced, with those they call: draws, drafts, rows."""
 
-EAGER = ("token", "block", "overlap", "chain")
-"""What is run one operation at a time: each compiles as many programs as it has operations."""
+EAGER = ("token", "block", "chain")
+"""Run one operation at a time: each compiles as many programs as it has operations."""
 
 
 def in_one_program(calls: list[str]) -> Callable[[jax.Array, jax.Array], dict[str, Any]]:
@@ -150,7 +148,7 @@ def test_every_traced_function_runs_in_a_sharded_batch_with_the_default_check(
 
 
 def test_a_wide_vocabulary_is_verified_in_64_bit_mode_and_in_a_sharded_batch() -> None:
-    """Rows of more than 4096 tokens go another way: batches are offsets into one slab."""
+    """Rows of more than 4096 tokens are batched as offsets into one slab."""
 
     def run(key: jax.Array, logits: jax.Array) -> js.Verdict:
         return verdict_of(js.RULES["token"], key, logits, is_filtered=False)
@@ -182,22 +180,8 @@ def test_a_batch_over_a_mesh_of_explicit_axes_is_verified_with_its_axes_made_aut
 
 
 def test_every_public_function_is_run_in_the_modes_or_belongs_to_the_host() -> None:
-    on_the_host = {
-        "draws_from_record",
-        "draws_to_record",
-        "make_tree",
-        "raise_if",
-        "strict",
-    }
-    traced = {
-        "chain",
-        "checked",
-        "dense_rows",
-        "draw_token",
-        "overlap",
-        "round_draws",
-        "sampled_path",
-    }
+    on_the_host = {"make_tree", "raise_if", "strict"}
+    traced = {"chain", "checked", "dense_rows", "draw_token", "round_draws", "sampled_path"}
     verifiers = {rule.verify.__name__ for rule in js.RULES.values()}
     functions = {name for name in js.__all__ if callable(getattr(js, name)) and name[0].islower()}
     assert functions == on_the_host | traced | verifiers

@@ -124,9 +124,9 @@ def test_draft_rows_of_leaves_may_be_left_out_and_other_counts_are_refused() -> 
     assert jax.tree.all(jax.tree.map(jnp.array_equal, *verdicts))
     for num in (0, 1, 4):
         rows = jnp.full((num, 2), 0.5)
-        with pytest.raises(AssertionError, match=f"draft rows: {num} of them, wanted 2 or 3"):
+        with pytest.raises(AssertionError, match=f"draft rows: {num} given, must be 2 or 3"):
             js.verify_tree(draws, kind(tree=tree, draft_rows=rows), target)
-    with pytest.raises(AssertionError, match="target rows: 2 of them, wanted 3"):
+    with pytest.raises(AssertionError, match="target rows: 2 given, must be 3"):
         js.verify_tree(draws, kind(tree=tree, draft_rows=target), target[:2])
 
 

@@ -1,4 +1,4 @@
-"""One row: the draw of a token by a pair of uniforms, and the overlap of two rows."""
+"""One row: the draw of a token by a pair of uniforms; dense rows of a slab."""
 
 import functools
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def grid(first: int, second: int) -> np.ndarray:
 
 
 def sparse_row(vocab: int, seed: int) -> np.ndarray:
-    """Draw a row half of whose tokens, and half of whose blocks, have no weight."""
+    """Draw a row half of whose tokens, and half of whose tiles, have no weight."""
     generator = np.random.default_rng(seed)
     row = generator.random(vocab) ** 3 * (generator.random(vocab) < 0.5)
     if vocab > TILE:
@@ -55,8 +55,8 @@ def test_counts_over_a_grid_are_exactly_the_row() -> None:
     assert np.bincount(tokens, minlength=7).tolist() == (weights * 64).tolist()
 
 
-def test_counts_over_a_grid_of_pairs_are_exactly_the_row_of_three_blocks() -> None:
-    # BatchedNetwork of mass 1/4, 1/2, 1/4, the last of 76 tokens; inside, 8, 4 and 2 equal tokens.
+def test_counts_over_a_grid_of_pairs_are_exactly_the_row_of_three_tiles() -> None:
+    # Tiles of mass 1/4, 1/2, 1/4, the last of 76 tokens; inside, 8, 4 and 2 equal tokens.
     row = np.zeros(2 * TILE + 76, np.float32)
     row[3:11], row[TILE : TILE + 4], row[-2:] = 1 / 32, 1 / 8, 1 / 8
     counts = np.bincount(draw(grid(8, 32), row), minlength=len(row))
@@ -70,7 +70,7 @@ def test_the_row_need_not_be_normalised() -> None:
 
 
 @pytest.mark.parametrize("vocab", [7, TILE, 5000, 33380])
-def test_a_draw_is_the_inverse_cdf_of_blocks_then_of_tokens(vocab: int) -> None:
+def test_a_draw_is_the_inverse_cdf_of_tiles_then_of_tokens(vocab: int) -> None:
     generator = np.random.default_rng(vocab)
     row = sparse_row(vocab, vocab)
     pairs = generator.random((400, 2)).astype(np.float32)
@@ -115,7 +115,7 @@ def test_a_token_of_weight_zero_is_never_drawn_at_any_edge(vocab: int) -> None:
             assert (tokens // TILE == block).all()
 
 
-def test_a_block_of_mass_zero_is_never_drawn_from_at_any_edge() -> None:
+def test_a_tile_of_mass_zero_is_never_drawn_from_at_any_edge() -> None:
     vocab = 300 * TILE + 1
     for seed in range(3):
         row = sparse_row(vocab, seed)
@@ -156,7 +156,7 @@ def test_a_row_without_mass_yields_no_token() -> None:
 def test_a_bad_number_of_the_pair_yields_no_token_if_it_is_used(bad: float) -> None:
     small, large = (np.full(vocab, 1 / vocab, np.float32) for vocab in (7, 2 * TILE + 5))
     assert draw([[0.1, bad]], small) == -1
-    assert draw([[bad, 0.1]], small) == 0  # one block: the first number is not read
+    assert draw([[bad, 0.1]], small) == 0  # one tile: the first number is not read
     assert draw([[0.1, bad]], large) == -1
     assert draw([[bad, 0.1]], large) == -1
 
@@ -173,22 +173,6 @@ def test_a_pair_and_a_row_of_wrong_rank_or_size_are_refused() -> None:
     for bad_pair, bad_row in ((jnp.zeros(3), row), (jnp.float32(0), row), (pair, row[None])):
         with pytest.raises(AssertionError):
             js.draw_token(bad_pair, bad_row)
-
-
-def test_the_overlap_is_one_minus_the_total_variation_of_each_pair_of_rows() -> None:
-    generator = np.random.default_rng(0)
-    first, second = generator.dirichlet(np.ones(9), (2, 3, 4)).astype(np.float32)
-    wanted = 1 - np.abs(first - second).sum(axis=-1) / 2
-    np.testing.assert_allclose(js.overlap(first, second), wanted, atol=1e-6)
-    np.testing.assert_allclose(js.overlap(first, first), 1, atol=1e-6)
-    with pytest.raises(AssertionError):
-        js.overlap(jnp.ones(3), jnp.ones(4))
-
-
-def test_the_overlap_of_half_precision_rows_is_summed_in_float32() -> None:
-    row = jnp.full(3000, 1 / 3000, jnp.bfloat16)
-    assert js.overlap(row, row).dtype == jnp.float32
-    np.testing.assert_allclose(js.overlap(row, row), 3000 * float(row[0]), rtol=1e-5)
 
 
 def test_dense_rows_beyond_a_slab_are_refused_or_nan() -> None:

@@ -19,8 +19,8 @@ from jaxspec.models.llama import (
     wanted_shapes,
 )
 from jaxspec.models.load.huggingface import LAYOUT
-from jaxspec.models.load.swap import swap_files
 from jaxspec.models.panels import whole_of
+from training.swap import swap_files
 
 _WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"
@@ -35,7 +35,7 @@ _OF_THE_TEXT = (
     "vocab.json",
     "merges.txt",
 )
-"""Files that loaders read beside the weights: old ones must not stay beside new weights."""
+"""Files that loaders read with the weights: old ones must not stay with new weights."""
 
 
 def save_huggingface(
@@ -49,24 +49,24 @@ def save_huggingface(
 ) -> None:
     """Write `config.json`, `model.safetensors` and, for a network of characters, `tokenizer.json`.
 
-    `transformers` reads them as `LlamaForCausalLM`. Everything is checked before the disk is touched.
-    A failure leaves the old files as they were. If the process is killed, what is there afterwards is
-    the old checkpoint, the new one, or a folder without `config.json`, which does not load.
+    `transformers` reads them as `LlamaForCausalLM`. Everything is checked before a file is changed. A
+    failure leaves the old files as they were. If the process is killed, the old checkpoint is left,
+    the new one, or a folder without `config.json`, which does not load.
 
     Args:
-      directory: made where it is not there; files of these names in it are replaced. One that holds
-        another file of a tokenizer, or a `generation_config.json`, is refused, since it would be read
-        as that of the new weights.
+      directory: created if needed; files of these names in it are replaced. Another file of a
+        tokenizer, or a `generation_config.json`, in it is an error, since loaders would read it with
+        the new weights.
       config: the sizes; no biases.
       params: the weights.
-      alphabet: the character of each token, V sorted and distinct ones; None writes no tokenizer.
-      dtype: float16 or float32, what weights are stored as.
-      rope_base: of the frequencies, as `jaxspec.models.llama.rope_frequencies` takes it.
+      alphabet: the character of each token, V sorted distinct ones; None writes no tokenizer.
+      dtype: float16 or float32, the storage dtype.
+      rope_base: base of the frequencies, as in `jaxspec.models.rope_frequencies`.
 
     Raises:
       ValueError: a network that the layout cannot describe, weights or an alphabet that do not fit
-        the sizes, weights that leave the range of `dtype`, another dtype, or a directory as above.
-      OSError: it cannot be written to.
+        the sizes, weights that overflow `dtype`, another dtype, or a directory as above.
+      OSError: the directory cannot be written.
       ImportError: `safetensors` is not installed.
     """
     try:
@@ -85,7 +85,7 @@ def save_huggingface(
     check_shapes(config, params)
     if alphabet is not None:
         _check_alphabet(alphabet, config.vocab)
-    with np.errstate(over="ignore"):  # it is refused below
+    with np.errstate(over="ignore"):  # an error below
         weights = {
             name: np.ascontiguousarray(np.asarray(array, np.float32).astype(dtype))
             for name, array in _named(config, params).items()
@@ -105,7 +105,7 @@ def save_huggingface(
     for name in _OF_THE_TEXT:
         if name not in texts and (place / name).exists():
             raise ValueError(
-                f"{place / name} is there, yet not written anew: remove it, or save elsewhere"
+                f"{place / name} exists but would not be rewritten: remove it, or save elsewhere"
             )
     contents = {name: _to_json(content) for name, content in texts.items()}
     contents[_WEIGHTS] = save(weights, metadata={"format": "pt"})
@@ -134,7 +134,7 @@ def _named(config: LlamaConfig, params: LlamaParams) -> dict[str, Any]:
 
 
 def _describe(config: LlamaConfig, dtype: str, rope_base: float) -> dict[str, Any]:
-    """Return what stands in `config.json`."""
+    """Return the contents of `config.json`."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -159,7 +159,7 @@ def _describe(config: LlamaConfig, dtype: str, rope_base: float) -> dict[str, An
 
 
 def _character_tokenizer(alphabet: str) -> dict[str, Any]:
-    """Return a `tokenizer.json` of one token a character; a strange character is an error."""
+    """Return a `tokenizer.json` of one token per character; an unknown character is an error."""
     return {
         "version": "1.0",
         "truncation": None,

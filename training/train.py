@@ -1,10 +1,10 @@
-"""Train the shipped pair: `python -m training.train --minutes 60 --out DIR`.
+"""Train the bundled pair: `python -m training.train --minutes 60 --out DIR`.
 
-A target learns the characters of the shipped text; a draft learns them too, and then the target's
-rows, for what counts of a draft is how much of the target's law it covers, sum_x min(p(x), q(x)).
-The matrices are trained by Muon and the rest by Adam, in float32, on windows that cover the text once
-an epoch. A run takes a number of steps, and its seed then repeats it, or a number of minutes, which
-its learning rate's rise and fall are fitted into. One that was stopped goes on when started again.
+A target learns the characters of the bundled text; a draft learns them too, and then the target's
+rows, because a draft is accepted with probability sum_x min(p(x), q(x)). The matrices are trained by
+Muon and the rest by Adam, in float32, on windows that cover the text once per epoch. A run takes a
+number of steps, and is then reproduced by its seed, or a number of minutes, to which its learning
+rate schedule is fitted. An interrupted run continues when it is started again.
 
 In the shape descriptions B denotes windows, L the length of a window, T that of the text.
 
@@ -34,14 +34,14 @@ from jaxspec.models.llama import LlamaConfig, LlamaParams, init_llama, llama, ro
 from jaxspec.models.load.huggingface import load_huggingface
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.text import encode, split_text
-from training.figures import bits, pair_figures, text_rows, window_logits
+from training.measure import bits, measure_pair, text_rows, window_logits
 from training.save import save_huggingface
 
 _CONTEXT = 256
 _TARGET_SHARE = 0.8  # of the minutes
 
 Loss = Callable[[LlamaParams, jax.Array, jax.Array], jax.Array]
-"""Of the weights, windows [B, L + 1], and how much of the run is over, from 0 to 1."""
+"""A function of the weights, windows [B, L + 1], and the progress of the run, from 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Stage:
     """A part of a run.
 
     Attributes:
-      until: share of the run that is over at its end; 1 for the last.
+      until: the progress of the run at its end; 1 for the last.
       length: L of its windows.
-      loss: what it lowers.
+      loss: the loss it minimises.
     """
 
     until: float
@@ -60,7 +60,7 @@ class Stage:
 
 
 def pair_configs(vocab: int) -> tuple[LlamaConfig, LlamaConfig]:
-    """Return the sizes of the shipped target and draft."""
+    """Return the sizes of the bundled target and draft."""
     target = LlamaConfig(
         vocab=vocab,
         width=192,
@@ -91,8 +91,8 @@ def text_loss(config: LlamaConfig) -> Loss:
 
     def loss(params: LlamaParams, windows: jax.Array, progress: jax.Array) -> jax.Array:
         del progress
-        laws = jax.nn.log_softmax(window_logits(llama(config, params), params, windows[:, :-1]))
-        return -jnp.take_along_axis(laws, windows[:, 1:, None], axis=-1).mean()
+        logs = jax.nn.log_softmax(window_logits(llama(config, params), params, windows[:, :-1]))
+        return -jnp.take_along_axis(logs, windows[:, 1:, None], axis=-1).mean()
 
     return loss
 
@@ -100,8 +100,8 @@ def text_loss(config: LlamaConfig) -> Loss:
 def distillation_loss(config: LlamaConfig, target: LanguageModel) -> Loss:
     """Return the loss of a draft that learns a target's rows.
 
-    In the course of the run it goes over from the divergence KL(p, q), whose gradient is strong far
-    from the target, to the distance 1 - sum_x min(p(x), q(x)): the share of drafts refused.
+    Over the run it changes from the divergence KL(p, q), whose gradient is strong far from the
+    target, to the distance 1 - sum_x min(p(x), q(x)), the probability that a draft is rejected.
     """
 
     def loss(params: LlamaParams, windows: jax.Array, progress: jax.Array) -> jax.Array:
@@ -109,8 +109,8 @@ def distillation_loss(config: LlamaConfig, target: LanguageModel) -> Loss:
         p = jax.nn.log_softmax(window_logits(target, target.params, before))
         q = jax.nn.log_softmax(window_logits(llama(config, params), params, before))
         divergence = (jnp.exp(p) * (p - q)).sum(axis=-1).mean()
-        refused = jnp.abs(jnp.exp(p) - jnp.exp(q)).sum(axis=-1).mean() / 2
-        return (1 - progress) * divergence + progress * refused
+        rejected = jnp.abs(jnp.exp(p) - jnp.exp(q)).sum(axis=-1).mean() / 2
+        return (1 - progress) * divergence + progress * rejected
 
     return loss
 
@@ -136,14 +136,14 @@ def train(
       config: the sizes.
       stages: the parts of the run, in order.
       tokens: int32 [T], the text.
-      steps: length of the run; None to go by the clock. A run of so many steps is repeated bit for
-        bit by its seed on the same machine.
+      steps: length of the run; None for a run of `minutes`. A run of fixed length is reproduced bit
+        for bit by its seed on the same machine.
       minutes: length of the run where `steps` is None.
       seed: of weights and windows.
-      characters: B L, of a step.
-      learning_rate: the highest, for matrices; Muon's updates are scaled to the size of Adam's.
-      state: file to keep the run in; where there is one, the run goes on from it.
-      report: called now and then with the weights and a line of text.
+      characters: B L, characters per step.
+      learning_rate: the peak, for matrices; Muon's updates are scaled to the size of Adam's.
+      state: file to store the run in; if it exists, the run continues from it.
+      report: called every `report_seconds` with the weights and a line of text.
       report_seconds: time between reports.
       save_seconds: time between writes of `state`.
 
@@ -153,13 +153,13 @@ def train(
     Raises:
       ImportError: `optax` is not installed.
     """
-    memory_of = _optimizer(learning_rate).init
+    init_state = _optimizer(learning_rate).init
     params = init_llama(jax.random.key(seed), config)
     params = jax.tree.map(jnp.copy, params)  # norms share one array, but buffers are donated
-    memory = memory_of(params)
+    opt_state = init_state(params)
     taken, spent = 0, 0.0
     if state is not None and state.exists():
-        (params, memory), taken, spent = _load_state(state, (params, memory))
+        (params, opt_state), taken, spent = _load_state(state, (params, opt_state))
     batches = _Batches(tokens, characters, seed)
     started = reported = saved = time.monotonic()
     while True:
@@ -169,22 +169,22 @@ def train(
         is_done = progress >= 1
         if state is not None and (is_done or now - saved > save_seconds):
             saved = now
-            _save_state(state, (params, memory), taken, over)
+            _save_state(state, (params, opt_state), taken, over)
         if is_done:
             return params, taken
         stage = next(stage for stage in stages if progress < stage.until)
         windows = batches(taken, stage.length)
         update = _update(stage.loss, learning_rate)
-        params, memory, value = update(params, memory, windows, jnp.float32(progress))
+        params, opt_state, value = update(params, opt_state, windows, jnp.float32(progress))
         value.block_until_ready()
         taken += 1
         if report is not None and now - reported > report_seconds:
             reported = now
-            report(params, f"step {taken}, {progress:.0%} over, loss {float(value):.4f}")
+            report(params, f"step {taken}, {progress:.0%} done, loss {float(value):.4f}")
 
 
 class _Batches:
-    """Windows of a text, each part of it once an epoch, from another shift in every epoch."""
+    """Windows of a text: each part once per epoch, shifted differently in each epoch."""
 
     def __init__(self, tokens: npt.NDArray[np.int32], characters: int, seed: int) -> None:
         self.tokens, self.characters, self.seed = tokens, characters, seed
@@ -206,19 +206,19 @@ class _Batches:
 
 @functools.lru_cache(maxsize=8)
 def _update(loss: Loss, learning_rate: float) -> Callable[..., tuple[LlamaParams, Any, jax.Array]]:
-    """Return one step: of (weights, memory, windows, progress), with the loss before it."""
+    """Return one step of (weights, optimizer state, windows, progress), and the loss before it."""
     optimizer = _optimizer(learning_rate)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(
-        params: LlamaParams, memory: Any, windows: jax.Array, progress: jax.Array
+        params: LlamaParams, opt_state: Any, windows: jax.Array, progress: jax.Array
     ) -> tuple[LlamaParams, Any, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(params, windows, progress)
-        # The optimizer's own code leans on promotion.
+        # The optimizer's code relies on promotion.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            change, memory = optimizer.update(gradient, memory, params)
+            change, opt_state = optimizer.update(gradient, opt_state, params)
         pace = jnp.minimum(1.0, progress / 0.02 + 0.05) * jnp.minimum(1.0, (1 - progress) / 0.8)
-        return jax.tree.map(lambda w, c: w + pace * c, params, change), memory, value
+        return jax.tree.map(lambda w, c: w + pace * c, params, change), opt_state, value
 
     return update
 
@@ -249,7 +249,7 @@ def _optimizer(learning_rate: float) -> Any:
 
 
 def _save_state(path: pathlib.Path, tree: Any, taken: int, spent: float) -> None:
-    """Write a run; an interruption leaves the old file or the new one."""
+    """Write a run; if interrupted, the old file or the new one is left."""
     leaves: dict[str, Any] = {str(n): leaf for n, leaf in enumerate(jax.tree.leaves(tree))}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new.npz")
@@ -258,7 +258,7 @@ def _save_state(path: pathlib.Path, tree: Any, taken: int, spent: float) -> None
 
 
 def _load_state(path: pathlib.Path, like: Any) -> tuple[Any, int, float]:
-    """Read a run: (weights and memory, steps, seconds)."""
+    """Read a run: (weights and optimizer state, steps, seconds)."""
     with np.load(path) as stored:
         leaves = [jnp.asarray(stored[str(n)]) for n in range(len(jax.tree.leaves(like)))]
         tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -268,18 +268,18 @@ def _load_state(path: pathlib.Path, like: Any) -> tuple[Any, int, float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m training.train",
-        description="Train a target and a draft on the shipped text, print held-out figures.",
+        description="Train a target and a draft on the bundled text; print their held-out quality.",
     )
     parser.add_argument("--out", type=pathlib.Path, required=True, help="directory to write to")
     parser.add_argument("--minutes", type=float, default=60.0, help="of both together (60)")
-    parser.add_argument("--steps", type=int, help="of each, in place of minutes")
+    parser.add_argument("--steps", type=int, help="of each, instead of minutes")
     parser.add_argument("--seed", type=int, default=0, help="of weights and windows (0)")
     parser.add_argument("--which", choices=("target", "draft", "both"), default="both")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, write `OUT/target` and `OUT/draft`, and print the figures of both as JSON."""
+    """Train, write `OUT/target` and `OUT/draft`, and print the quality of both as JSON."""
     options = _parser().parse_args(arguments)
     text = bundled_text()
     alphabet = "".join(sorted(set(text)))
@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stages = [Stage(0.4, _CONTEXT // 2, first), Stage(1.0, _CONTEXT, then)]
         run("draft", draft_config, stages, 1 - _TARGET_SHARE, 0.017)
         draft = load_huggingface(options.out / "draft")
-        figures = pair_figures(target, draft, split_text(text), held_out, alphabet, _CONTEXT)
+        figures = measure_pair(target, draft, split_text(text), held_out, alphabet, _CONTEXT)
         print(json.dumps(figures, indent=1))
 
 

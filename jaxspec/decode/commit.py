@@ -1,9 +1,8 @@
-"""What both loops decide about a round: how deep to draft, what is kept of a verdict, how it ends.
+"""What both loops decide about a round: how deep to draft, what to keep of a verdict, how it ends.
 
-The compiled loop runs these functions over its batch inside its program, the host loop jitted, so
-that one request gives one text.
-
-In the shape descriptions D denotes the greatest depth, K the stop tokens there is room for.
+The compiled loop runs these functions over its batch inside its program, the host loop jitted: the
+same request gives the same text. In the shape descriptions D denotes the greatest depth, K the room
+for stop tokens.
 """
 
 import enum
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import struct
+from jaxspec.verify import Verdict
 
 UNLIMITED = 2**31 - 1
 """Room where there is no limit."""
@@ -23,13 +23,13 @@ class Ending(enum.IntEnum):
     NONE = 0
     """It goes on."""
     BUDGET = 1
-    """All the tokens asked for were emitted."""
+    """All new tokens that were requested are emitted."""
     STOP = 2
     """A stop token was emitted."""
     CAPACITY = 3
     """There was no room for more tokens."""
     UNDECIDED = 4
-    """A round decided on no token: a row, or a draw, was bad. See `status`."""
+    """A round decided on no token: a row or a draw was bad, see `status`. An error on the host."""
 
 
 @struct
@@ -65,13 +65,9 @@ def depth_to_draft(
 
 
 def levels_within(max_context: int | None, length: jax.Array) -> jax.Array:
-    """Return how many levels a draft of limited context has room for, int32 [...].
+    """Return how many levels a draft with room for `max_context` tokens can draft, int32 [...].
 
-    The first level is asked about with the text, each further one with a token more.
-
-    Args:
-      max_context: most tokens that the draft can be asked about; None for no limit.
-      length: int32 [...], tokens of the text.
+    The first level is drafted after the text, int32 [...] tokens long, each further one a token later.
     """
     if max_context is None:
         return jnp.full_like(length, UNLIMITED)
@@ -85,24 +81,17 @@ def proposed_depth(level_sizes: jax.Array) -> jax.Array:
 
 
 def commit(
-    tokens: jax.Array,
-    num_tokens: jax.Array,
-    num_accepted: jax.Array,
-    *,
-    room: jax.Array,
-    is_budget: jax.Array,
-    stop_tokens: jax.Array,
+    verdict: Verdict, room: jax.Array, is_budget: jax.Array, stop_tokens: jax.Array
 ) -> Commit:
-    """Decide what is kept of a verdict: its tokens up to a stop token.
+    """Decide what is kept of a sequence's verdict: its tokens up to a stop token.
 
     Args:
-      tokens: int32 [D + 1], those of the verdict.
-      num_tokens: int32 [], how many count.
-      num_accepted: int32 [], how many of them were drafted.
+      verdict: of one sequence.
       room: int32 [], tokens that may still be emitted, at least 1.
       is_budget: bool [], whether the budget limits the room, not the capacity.
       stop_tokens: int32 [K], -1 for none.
     """
+    tokens, num_tokens = verdict.tokens, verdict.num_tokens
     places = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     is_stop = jnp.any(tokens[:, None] == stop_tokens[None], axis=1) & (places < num_tokens)
     has_stop = jnp.any(is_stop)
@@ -113,6 +102,6 @@ def commit(
     ending = jnp.where(has_stop, jnp.int32(Ending.STOP), ending)
     return Commit(
         count=count,
-        accepted=jnp.minimum(num_accepted.astype(jnp.int32), count),
+        accepted=jnp.minimum(verdict.num_accepted.astype(jnp.int32), count),
         ending=jnp.where(count == 0, jnp.int32(Ending.UNDECIDED), ending),
     )

@@ -1,22 +1,24 @@
-"""Draft, score, verify, commit: the whole loop one compiled program, over a batch.
+"""The compiled loop: draft, score, verify and commit in one program, over a batch.
 
-It is one `while_loop` over the batch, with parts for each row inside: a `vmap`ped loop would copy its
-caches in every round. Rows that are finished stand still. Caches are written in place: a block goes
-to the slots after the text, and only accepted slots of it are moved.
+It is one `while_loop` over the batch, with parts for each sequence inside: a `vmap`ped loop would copy
+its caches in every round. Finished sequences are frozen. Caches are written in place: a block goes to
+the slots after the text, and only accepted slots of it are moved.
+
+In the shape descriptions B denotes the batch, N, D the capacity of a tree (nodes, depth), S the slots
+of a text, V the vocabulary.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_bool, assert_function, assert_length, assert_whole
-from jaxspec.decode import request as requests
+from jaxspec.checks import assert_bool, assert_function, assert_kind, assert_length, assert_whole
 from jaxspec.decode.commit import (
     UNLIMITED,
     Ending,
@@ -25,41 +27,28 @@ from jaxspec.decode.commit import (
     levels_within,
     proposed_depth,
 )
-from jaxspec.decode.compiled_state import (
-    BatchState,
-    DecodedText,
-    Source,
-    assert_alive,
-    texts_of,
-)
-from jaxspec.draft import cut_below, node_rows
-from jaxspec.draft.base import (
-    FusedDrafter,
-    NetworkDraft,
-    Plain,
-    View,
-    assert_drafter,
-    is_path,
-)
-from jaxspec.draws import RoundDraws, round_draws
+from jaxspec.decode.request import Options, arrays_of, requests_of
+from jaxspec.decode.state import BatchState, DecodedText, Source
+from jaxspec.draft import Drafter, NoDraft, View, propose_compiled
+from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
+from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import (
+    Cache,
     CacheError,
     LanguageModel,
-    TokensDifferError,
     assert_language_model,
     assert_same_tokens,
     shapes_of,
 )
-from jaxspec.proposals import Proposal, propose
+from jaxspec.proposals import Proposal
 from jaxspec.transfers import moves_data
-from jaxspec.trees import Tree, ancestor_mask
+from jaxspec.trees import Tree, ancestor_mask, node_depths
 from jaxspec.verify import Verdict
 
 _LANES = 8  # slots are rounded up to a multiple of this
 _MOST = np.iinfo(np.int32).max
+_COUNTS = ("status", "rounds", "drafted", "accepted")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +60,8 @@ class CompiledDecoder:
 
     Attributes:
       target: the network whose law the texts have.
-      drafter: who proposes; default nobody, plain decoding.
-      max_length: most tokens of a text, prompt and all. A draft network of shorter context drafts as
+      drafter: default none, plain decoding.
+      max_context: most tokens of a text, prompt included. A draft network of shorter context drafts as
         long as it can, and the text goes on plainly.
       bonus: whether a fully accepted path is followed by one more token of the target.
       max_stop_tokens: room for stop tokens.
@@ -82,133 +71,97 @@ class CompiledDecoder:
     """
 
     target: LanguageModel
-    drafter: FusedDrafter = dataclasses.field(default_factory=Plain)
-    max_length: int = 512
+    drafter: Drafter = NoDraft()  # noqa: RUF009 (a frozen dataclass)
+    _: dataclasses.KW_ONLY
+    max_context: int = 512
     bonus: bool = True
     max_stop_tokens: int = 4
     prefill_width: int = 64
     draws: Callable[[jax.Array, int, jax.Array], RoundDraws] = round_draws
 
     def __post_init__(self) -> None:
-        """Refuse what is no network or drafter, and networks that do not do it or do not fit."""
+        """Raise ValueError for arguments of another kind, and networks that do not fit."""
         assert_language_model("target", self.target)
-        assert_drafter(self.drafter)
-        for name in ("max_length", "max_stop_tokens", "prefill_width"):
+        assert_kind("drafter", self.drafter, Drafter, "a drafter, such as NoDraft()")
+        self.drafter.validate(self.target.vocab)
+        for name in ("max_context", "max_stop_tokens", "prefill_width"):
             assert_length(name, getattr(self, name))
         assert_bool("bonus", self.bonus)
         wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
         assert_function("draws", self.draws, wanted)
-        for model in (self.target, self.drafter.model):
-            if model is None:
-                continue
-            model.assert_rolls_back()
-            if not is_path(self.drafter.capacity):
-                model.assert_takes_trees()
-        most = self.target.max_context
-        if most is not None and self.max_length > most:
-            raise CacheError(
-                f"max_length is {self.max_length}, but {self.target.name} was made for {most} "
-                "positions"
-            )
         if self.drafter.model is not None:
-            assert_same_tokens(self.target, self.drafter.model)
-        vocab = getattr(self.drafter, "vocab", None)
-        if vocab not in (None, self.target.vocab):
-            raise TokensDifferError(
-                f"target {self.target.name} has a vocabulary of {self.target.vocab}, the drafter one "
-                f"of {vocab}: they must be the same tokens"
+            assert_language_model("the drafter's model", self.drafter.model)
+        for model in (self.target, self._draft):
+            if model is not None:
+                assert_same_tokens(self.target, model)
+                model.assert_rolls_back()
+                if not self.drafter.capacity.is_path:
+                    model.assert_takes_trees()
+        most = self.target.max_context
+        if most is not None and self.max_context > most:
+            raise CacheError(
+                f"max_context is {self.max_context}, but {self.target.name} was made for {most} "
+                "positions"
             )
 
     @property
     def slots(self) -> int:
         """S: slots of a text and of its caches, a round's block and a chunk of prompt included."""
         block = max(self.drafter.capacity.max_nodes, self.drafter.spare_slots, self.prefill_width)
-        return -(-(self.max_length + block) // _LANES) * _LANES
+        return -(-(self.max_context + block) // _LANES) * _LANES
 
     @moves_data
     def start(
         self,
         prompts: Sequence[Sequence[int] | np.ndarray],
         keys: jax.Array,
-        *,
-        new_tokens: int | Sequence[int],
-        temperature: float | Sequence[float] = 1.0,
-        top_k: int | Sequence[int] | None = None,
-        top_p: float | Sequence[float] = 1.0,
-        stop_tokens: Sequence[int] | Sequence[Sequence[int]] = (),
+        **options: Unpack[Options],
     ) -> BatchState:
         """Begin a batch; nothing is run yet.
 
         Args:
           prompts: B prompts of at least one token.
           keys: typed keys [B], one for each request (`jax.random.split`), or one key for one prompt.
-          new_tokens: most tokens to emit, one number or one for each row.
-          temperature: 0 for greedy; one number or one for each row.
-          top_k: keep the k most probable tokens; None or V keeps all.
-          top_p: keep the most probable tokens up to this mass; 1 keeps all.
-          stop_tokens: tokens that end a text, of all rows or of each.
+          **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `Options`.
 
         Raises:
-          ValueError: naming the row, the argument and its value.
+          ValueError: naming the sequence, the argument and its value.
         """
-        vocab = self.target.vocab
-        batch = requests.batch_of(prompts)
-        keys = requests.keys_of(keys, batch)
-        texts = [
-            requests.prompt_of(row, prompt, vocab, self.max_length)
-            for row, prompt in enumerate(prompts)
-        ]
-        budgets = requests.budgets_of(new_tokens, batch)
-        kelvins = requests.temperatures_of(temperature, batch)
-        ranks = requests.ranks_of(top_k, batch, vocab)
-        masses = requests.masses_of(top_p, batch)
-        stops = requests.stops_of(stop_tokens, batch, vocab, self.max_stop_tokens)
-        tokens, lengths = requests.side_by_side(texts, self.slots)
-        wanted = lengths + np.minimum(budgets, self.max_length)
-        limits = np.minimum(wanted, self.max_length).astype(np.int32)
-        ending = np.where(lengths >= limits, int(Ending.CAPACITY), int(Ending.NONE))
-        zeros = np.zeros(batch, np.int32)
-        draft = self._draft_blocks(batch)
-        # Each array is one of its own: the loop takes over the buffers it is given.
+        vocab, most = self.target.vocab, self.max_context
+        requests = requests_of(prompts, keys, options, vocab=vocab, max_context=most)
+        sizes = {"slots": self.slots, "max_stop_tokens": self.max_stop_tokens}
+        given = arrays_of(requests, vocab=vocab, max_context=most, **sizes)
+        batch, draft = len(requests), self._draft_network(len(requests))
+        is_full = given["length"] >= given["limit"]
+        # Each array is separate: the loop is donated all buffers.
         return BatchState(
-            tokens=jnp.array(tokens),
+            **{name: jnp.array(value) for name, value in given.items()},
             sources=jnp.zeros((batch, self.slots), jnp.int8),
             rounds_at=jnp.zeros((batch, self.slots), jnp.int32),
-            length=jnp.array(lengths),
-            prompt_length=jnp.array(lengths),
-            limit=jnp.array(limits),
-            is_budget=jnp.array(budgets <= self.max_length - lengths),
-            stop_tokens=jnp.array(stops),
-            temperature=jnp.array(kelvins),
-            top_k=jnp.array(ranks),
-            top_p=jnp.array(masses),
-            keys=jnp.copy(keys),
+            prompt_length=jnp.array(given["length"]),
             depth=jnp.full(batch, self.drafter.first_depth, jnp.int32),
-            ending=jnp.array(ending.astype(np.int32)),
-            status=jnp.array(zeros),
-            rounds=jnp.array(zeros),
-            drafted=jnp.array(zeros),
-            accepted=jnp.array(zeros),
+            ending=jnp.where(is_full, jnp.int32(Ending.CAPACITY), jnp.int32(Ending.NONE)),
+            **{name: jnp.zeros(batch, jnp.int32) for name in _COUNTS},
             calls=jnp.array(0, jnp.int32),
             prefilled=jnp.array(0, jnp.int32),
-            target_cache=self._target_blocks(batch).empty_cache(),
+            target_cache=self._target_network(batch).empty_cache(),
             draft_cache=() if draft is None else draft.empty_cache(),
         )
 
     @moves_data
     def advance(self, state: BatchState, max_rounds: int | None = None) -> BatchState:
-        """Run until all rows are finished, or so many rounds.
+        """Run until all sequences are finished, or up to `max_rounds` rounds.
 
         Args:
-          state: where to begin. Its buffers are taken over: use what is returned from now on.
-          max_rounds: at most so many target calls; None for no limit.
+          state: where to begin. Its buffers are donated: use the state that is returned instead.
+          max_rounds: most target calls; None for no limit.
 
         Returns:
-          The state after them. To advance round by round comes to the same text as at once.
+          The state after them. Advancing round by round gives the same text as at once.
 
         Raises:
-          ValueError: the state was given away before, or is of another decoder; or `max_rounds` is
-            no number of rounds. The state can be used on.
+          ValueError: the state was donated before, or is of another decoder; or `max_rounds` is not
+            an integer of at least 0. The state stays usable.
         """
         if max_rounds is not None:
             assert_whole("max_rounds", max_rounds, 0)
@@ -217,26 +170,31 @@ class CompiledDecoder:
         return self._advance(self.target.params, self.drafter.params, state, rounds)
 
     def run(
-        self, prompts: Sequence[Sequence[int] | np.ndarray], keys: jax.Array, **options: Any
+        self,
+        prompts: Sequence[Sequence[int] | np.ndarray],
+        keys: jax.Array,
+        **options: Unpack[Options],
     ) -> tuple[DecodedText, ...]:
         """Decode a batch to the end; arguments as for `start`."""
-        return texts_of(self.advance(self.start(prompts, keys, **options)))
+        return self.advance(self.start(prompts, keys, **options)).texts()
 
     @moves_data
-    def lower(self, batch: int) -> Any:
-        """Lower the compiled loop for a batch of so many rows, to look at."""
+    def lower(self, batch: int) -> jax.stages.Lowered:
+        """Lower the loop for batch size `batch`, for inspection."""
         assert_whole("batch", batch, 1)
         keys = jax.random.split(jax.random.key(0), batch)
         state = self.start([[0]] * batch, keys, new_tokens=1)
         return self._advance.lower(self.target.params, self.drafter.params, state, np.int32(1))
 
     @functools.cached_property
-    def _advance(self) -> Any:
+    def _advance(self) -> jax.stages.Wrapped:
         return jax.jit(self._loop, donate_argnums=2)
 
     def _assert_own(self, state: BatchState) -> None:
-        """Refuse a state that was given away, or that another decoder began."""
-        assert_alive(state)
+        """Raise ValueError for a state that was donated, or that another decoder began."""
+        wanted = "a BatchState, such as CompiledDecoder.start and advance give"
+        assert_kind("state", state, BatchState, wanted)
+        state.assert_alive()
         for name, ours in self._shapes_of(state.length.shape[0]).items():
             given = shapes_of(getattr(state, name))
             if given != ours:
@@ -251,25 +209,30 @@ class CompiledDecoder:
 
         @functools.cache
         def of_batch(batch: int) -> dict[str, Any]:
-            draft = self._draft_blocks(batch)
+            draft = self._draft_network(batch)
             wanted = {
                 "tokens": jax.ShapeDtypeStruct((batch, self.slots), jnp.int32),
                 "stop_tokens": jax.ShapeDtypeStruct((batch, self.max_stop_tokens), jnp.int32),
-                "target_cache": jax.eval_shape(self._target_blocks(batch).empty_cache),
+                "target_cache": jax.eval_shape(self._target_network(batch).empty_cache),
                 "draft_cache": () if draft is None else jax.eval_shape(draft.empty_cache),
             }
             return {name: shapes_of(ours) for name, ours in wanted.items()}
 
         return of_batch
 
-    def _target_blocks(self, batch: int) -> BatchedNetwork:
+    @property
+    def _draft(self) -> LanguageModel | None:
+        model = self.drafter.model
+        return model if isinstance(model, LanguageModel) else None
+
+    def _target_network(self, batch: int) -> BatchedNetwork:
         return BatchedNetwork(self.target, self.slots, batch)
 
-    def _draft_blocks(self, batch: int) -> BatchedNetwork | None:
-        model = self.drafter.model
-        return (
-            None if model is None else BatchedNetwork(model, self.slots, batch, self.target.vocab)
-        )
+    def _draft_network(self, batch: int) -> BatchedNetwork | None:
+        model, vocab = self._draft, self.target.vocab
+        return None if model is None else BatchedNetwork(model, self.slots, batch, vocab)
+
+    # --- traced
 
     def _loop(
         self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
@@ -292,11 +255,11 @@ class CompiledDecoder:
         """Read one chunk of every prompt."""
         where = (state.prefilled, self.prefill_width)
         batch = state.length.shape[0]
-        blocks, draft = self._target_blocks(batch), self._draft_blocks(batch)
-        target_cache = blocks.prefill(target_params, state.tokens, state.target_cache, *where)
+        target, draft = self._target_network(batch), self._draft_network(batch)
+        target_cache = target.prefill(target_params, state.target_cache, state.tokens, *where)
         draft_cache = state.draft_cache
         if draft is not None:
-            draft_cache = draft.prefill(draft_params, state.tokens, draft_cache, *where)
+            draft_cache = draft.prefill(draft_params, draft_cache, state.tokens, *where)
         return dataclasses.replace(
             state,
             target_cache=target_cache,
@@ -305,130 +268,78 @@ class CompiledDecoder:
         )
 
     def _round(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
-        """Run one round of every row that is not finished."""
+        """Run one round of every sequence that is not finished."""
         batch = state.length.shape[0]
-        blocks, draft_blocks = self._target_blocks(batch), self._draft_blocks(batch)
+        target, network = self._target_network(batch), self._draft_network(batch)
+        is_open, root = state.ending == Ending.NONE, state.length - 1
         nodes = self.drafter.capacity.max_nodes
-        is_open = state.ending == Ending.NONE
-        room = state.limit - state.length
-        wanted = depth_to_draft(state.depth, room, self._draft_room(state), bonus=self.bonus)
-        root = state.length - 1
-        draws = per_sequence(lambda key, position: self.draws(key, nodes, position))(
-            state.keys, root
+        draws = per_sequence(lambda key, root: self.draws(key, nodes, root))(state.keys, root)
+        view = self._view(state, is_open, draws.draft)
+        draft, draft_cache = propose_compiled(
+            self.drafter, draft_params, network, state.draft_cache, view
         )
-        view = View(
-            tokens=state.tokens,
-            length=state.length,
-            depth=jnp.where(is_open, wanted, 0),
-            pairs=draws.draft,
-            temperature=state.temperature,
-            top_k=state.top_k,
-            top_p=state.top_p,
-            stop_tokens=state.stop_tokens,
-        )
-        draft, draft_cache = self.drafter.propose(
-            draft_params, draft_blocks, state.draft_cache, view
-        )
-        draft = self._within(draft, view, state.stop_tokens)
         tree = draft.proposal.tree
-        is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
-        logits, target_cache = self._score(
-            blocks, target_params, tree, view, state.target_cache, is_end
-        )
-
-        def verify(draws: Any, proposal: Any, logits: Any, view: Any) -> Verdict:
-            rows = Logits(
-                values=logits, temperature=view.temperature, top_k=view.top_k, top_p=view.top_p
-            )
-            return self.drafter.rule.verify(draws, proposal, rows, self.bonus)
-
-        verdict = per_sequence(verify)(draws.verify, draft.proposal, logits, view)
+        logits, target_cache = self._score(target, target_params, state.target_cache, tree, view)
+        verdict = per_sequence(self._verify)(draws.verify, draft.proposal, logits, view)
         path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
-        if not is_path(self.drafter.capacity):
-            target_cache = blocks.keep(target_cache, root, path)
-        if draft.slots is not None and draft_blocks is not None:
+        if not self.drafter.capacity.is_path:
+            target_cache = target.keep(target_cache, root, path)
+        if draft.slots is not None and network is not None:
             at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
-            draft_cache = draft_blocks.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
+            draft_cache = network.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
         state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         return self._commit(state, tree, verdict, is_open)
 
+    def _view(self, state: BatchState, is_open: jax.Array, pairs: jax.Array) -> View:
+        """Return what the drafter may depend on."""
+        room = state.limit - state.length
+        wanted = depth_to_draft(state.depth, room, self._draft_room(state), bonus=self.bonus)
+        same = ("tokens", "length", "temperature", "top_k", "top_p", "stop_tokens")
+        given = {name: getattr(state, name) for name in same}
+        return View(**given, depth=jnp.where(is_open, wanted, 0), pairs=pairs)
+
     def _draft_room(self, state: BatchState) -> jax.Array:
         """Return how many levels the draft can be asked about after each text, int32 [B]."""
-        model = self.drafter.model
+        model = self._draft
         if model is None:
             return jnp.full_like(state.length, UNLIMITED)
         room = levels_within(model.max_context, state.length)
-        if model.vocab < self.target.vocab:
-            # What the draft has no token for, it cannot read.
+        if model.vocab < self.target.vocab:  # a text may hold tokens that the draft lacks
             is_text = jnp.arange(self.slots, dtype=jnp.int32)[None] < state.length[:, None]
-            is_strange = jnp.any(is_text & (state.tokens >= model.vocab), axis=1)
-            room = jnp.where(is_strange, 0, room)
+            is_unknown = jnp.any(is_text & (state.tokens >= model.vocab), axis=1)
+            room = jnp.where(is_unknown, 0, room)
         return room
 
-    def _within(self, draft: NetworkDraft, view: View, stop_tokens: jax.Array) -> NetworkDraft:
-        """Cut every tree to what may be drafted: nothing below a stop token or beyond the depth."""
-
-        def one(proposal: Proposal, depth: jax.Array, stops: jax.Array) -> Any:
-            tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(UNLIMITED))
-            rows = proposal.draft_rows
-            if rows is not None and not is_path(self.drafter.capacity):  # a path is only shortened
-                rows = node_rows(rows, nodes)
-            return propose(type(proposal), tree, rows), nodes
-
-        proposal, nodes = per_sequence(one)(draft.proposal, view.depth, stop_tokens)
-        slots = draft.slots
-        if slots is not None:
-            at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
-            slots = jnp.where(nodes >= 0, at, -1)
-        return NetworkDraft(proposal=proposal, slots=slots)
-
     def _score(
-        self,
-        blocks: BatchedNetwork,
-        params: Any,
-        tree: Tree,
-        view: View,
-        cache: Any,
-        is_end: jax.Array,
-    ) -> tuple[jax.Array, Any]:
-        """Run the target over every tree."""
-        tokens = tree.tokens.at[:, 0].set(view.root_token)
-        if is_path(self.drafter.capacity):
+        self, network: BatchedNetwork, params: Any, cache: Cache, tree: Tree, view: View
+    ) -> tuple[jax.Array, Cache]:
+        """Run the target over every tree; rows after stop tokens are zeros."""
+        is_end = view.is_stop(tree.tokens).at[:, 0].set(False)
+        tokens = tree.tokens
+        if self.drafter.capacity.is_path:
             depths = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
             seen = None
         else:
             seen = per_sequence(ancestor_mask)(tree)
-            depths = jnp.sum(seen, axis=2, dtype=jnp.int32) - 1
-        return blocks.fitting(
-            params,
-            self.drafter.widths,
-            tokens,
-            depths,
-            seen,
-            cache,
-            view.root,
-            jnp.max(tree.num_nodes.astype(jnp.int32)),
-            is_end,
+            depths = per_sequence(node_depths)(tree)
+        needed = jnp.max(tree.num_nodes.astype(jnp.int32))
+        sizes = self.drafter.block_sizes
+        return network.fitting(
+            params, cache, sizes, tokens, depths, seen, view.root, needed, is_end
         )
+
+    def _verify(self, draws: Draws, proposal: Proposal, logits: jax.Array, view: View) -> Verdict:
+        rows = Logits(
+            values=logits, temperature=view.temperature, top_k=view.top_k, top_p=view.top_p
+        )
+        return self.drafter.rule.verify(draws, proposal, rows, self.bonus)
 
     def _commit(
         self, state: BatchState, tree: Tree, verdict: Verdict, is_open: jax.Array
     ) -> BatchState:
         """Take each verdict's tokens into its text, up to a stop token."""
-        emitted = verdict.tokens
-
-        def kept_of(verdict: Verdict, room: Any, is_budget: Any, stop_tokens: Any) -> Any:
-            return commit(
-                verdict.tokens,
-                verdict.num_tokens,
-                verdict.num_accepted,
-                room=room,
-                is_budget=is_budget,
-                stop_tokens=stop_tokens,
-            )
-
-        room = state.limit - state.length
-        kept = per_sequence(kept_of)(verdict, room, state.is_budget, state.stop_tokens)
+        room, emitted = state.limit - state.length, verdict.tokens
+        kept = per_sequence(commit)(verdict, room, state.is_budget, state.stop_tokens)
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
         accepted = kept.accepted
         length = state.length + jnp.where(is_open, kept.count, 0)
@@ -437,9 +348,8 @@ class CompiledDecoder:
 
         def put(texts: jax.Array, new: jax.Array) -> jax.Array:
             """Write at the end of each text; what is beyond the count is written over later."""
-            return per_sequence(lambda text, new, at: lax.dynamic_update_slice(text, new, (at,)))(
-                texts, new.astype(texts.dtype), state.length
-            )
+            write = per_sequence(lax.dynamic_update_slice)
+            return write(texts, new.astype(texts.dtype), (state.length,))
 
         proposed = per_sequence(proposed_depth)(tree.level_sizes)
         depth = self.drafter.next_depth(state.depth, accepted, proposed)

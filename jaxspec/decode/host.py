@@ -1,58 +1,45 @@
 """The host loop: draft, score, verify, commit, until the budget is spent.
 
-A step is a pure function of a state. If a provider fails half-way, the state before the round is
-what it was, and the round can be run again.
+A step is a pure function of a state. If a model fails half-way, the state before the round is intact,
+and the round can be run again.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_bool, assert_function, assert_kind, assert_length
-from jaxspec.decode import request as requests
+from jaxspec.checks import assert_between, assert_bool, assert_kind, assert_length
+from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import (
     UNLIMITED,
     Ending,
     commit,
     depth_to_draft,
     levels_within,
-    proposed_depth,
 )
+from jaxspec.decode.request import Options, requests_of
 from jaxspec.decode.rounds import RoundRecord
-from jaxspec.decode.state import DecodeState, RoundSummary, start_state
-from jaxspec.decode.target import Scores, score_batched
-from jaxspec.draft import cut, cut_below, node_rows
-from jaxspec.draft.bounds import Bounds
-from jaxspec.draft.host import Draft, Drafter, NoDraft, assert_drafter, takes_bounds
+from jaxspec.decode.state import DecodeState, RoundSummary
+from jaxspec.decode.target import Scores, Target, as_target
+from jaxspec.draft import Drafter, HostDraft, NoDraft, cut, propose_on_host
 from jaxspec.draws import round_draws
+from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
-from jaxspec.proposals import Proposal, propose
+from jaxspec.storage import plain, shown
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict
 
-_FINISHED: dict[Ending, Literal["budget", "stop", "capacity"] | None] = {
-    Ending.NONE: None,
-    Ending.BUDGET: "budget",
-    Ending.STOP: "stop",
-    Ending.CAPACITY: "capacity",
-}
-
-Scorer = Callable[..., Scores]
-"""One of the functions of `jaxspec.decode`, or another with their arguments."""
-
-
-@runtime_checkable
-class LimitedScorer(Protocol):
-    """A scorer that has room for small trees only, such as `jaxspec.decode.CachedNetwork`."""
-
-    def room_after(self, length: int) -> int:
-        """Return how many nodes a tree may have room for after a context of so many tokens."""
+_round_draws = jax.jit(round_draws, static_argnums=1)
+_commit = jax.jit(commit)
+_cut = jax.jit(cut)
+_levels_within = jax.jit(levels_within, static_argnums=0)
+_depth_to_draft = jax.jit(depth_to_draft, static_argnames="bonus")
 
 
 class DecodeError(RuntimeError):
@@ -64,75 +51,63 @@ class Decoder:
     """Decodes a text that has exactly the target's law.
 
     Attributes:
-      target: the model whose law the text has.
-      drafter: who proposes; default nobody, plain autoregressive decoding.
-      new_tokens: how many tokens to emit, unless a stop token or the capacity ends the text before.
+      target: the model whose law the text has: a `Target`, or a `Provider`.
+      drafter: default none, plain autoregressive decoding.
       bonus: whether a fully accepted path is followed by one more token of the target.
-      stop_tokens: tokens that end the text; one is emitted, nothing after it, and no model is asked
-        what comes after it.
-      max_context: most tokens of prompt and text together; None for no limit but the target's own
-        (`Provider.max_context`). A draft of shorter context is asked as long as it can be.
-      score: how the target is asked for the rows of a tree.
+      max_context: most tokens of prompt and text together; None for no limit but the target's own.
+        A draft of shorter context is asked as long as it can be.
     """
 
-    target: Provider
-    drafter: Drafter = NoDraft()
-    new_tokens: int = 64
+    target: Target | Provider
+    drafter: Drafter = NoDraft()  # noqa: RUF009 (a frozen dataclass)
+    _: dataclasses.KW_ONLY
     bonus: bool = True
-    stop_tokens: frozenset[int] = frozenset()
     max_context: int | None = None
-    score: Scorer = score_batched
 
     def __post_init__(self) -> None:
         """Raise ValueError for arguments of another kind, and for tokens of another vocabulary."""
-        wanted = "a jaxspec.models.provider.Provider(name, vocab, ask)"
-        assert_kind("target", self.target, Provider, wanted)
-        assert_drafter(self.drafter)
-        draft = self.drafter.draft
-        if draft is not None and draft.vocab != self.target.vocab and not self._bounds_are_taken:
-            raise ValueError(
-                f"draft {draft.name!r} has a vocabulary of {draft.vocab}, target "
-                f"{self.target.name!r} one of {self.target.vocab}: the drafter's propose must take "
-                "`bounds` then, to draft the tokens that both have"
-            )
-        requests.assert_budget(self.new_tokens)
+        assert_kind("drafter", self.drafter, Drafter, "a drafter, such as NoDraft()")
+        self.drafter.validate(self._target.vocab)
         assert_bool("bonus", self.bonus)
-        requests.stop_ids(self.stop_tokens, self.target.vocab)
         if self.max_context is not None:
             assert_length("max_context", self.max_context)
-        wanted = "a function of jaxspec.decode, such as score_batched"
-        assert_function("score", self.score, wanted)
 
     def describe(self) -> dict[str, Any]:
-        """Say in plain values what decides the text, for snapshots and records."""
+        """Return JSON-serialisable values that decide the text, for states and records."""
         return {
-            "target": self.target.name,
-            "new_tokens": int(self.new_tokens),
+            "target": self._target.name,
             "bonus": self.bonus,
-            "stop_tokens": sorted(self._stops),
             "max_context": None if self.max_context is None else int(self.max_context),
             **self.drafter.describe(),
         }
 
     @moves_data
-    def start(self, prompt: Sequence[int], key: jax.Array) -> DecodeState:
-        """Begin at a prompt of at least one token.
+    def start(
+        self, prompt: Sequence[int] | np.ndarray, key: jax.Array, **options: Unpack[Options]
+    ) -> DecodeState:
+        """Begin at a prompt.
 
         Args:
-          prompt: token ids.
-          key: the request's typed key; the decode's draws depend on it, on the position of each
-            round's root, on the node and the role, and on nothing else.
+          prompt: token ids, at least one.
+          key: the request's typed key; the draws depend on it, on the position of each round's root,
+            on the node and the role, and on nothing else.
+          **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `Options`.
 
         Raises:
-          ValueError: the prompt is empty, too long for `max_context`, or holds something that is
-            not a token of the vocabulary; or the key is not one typed key.
+          ValueError: naming the argument and its value.
         """
-        tokens = self.target.check_context(requests.tokens_of("the prompt", prompt))
-        if len(tokens) > self._capacity:
-            raise ValueError(
-                f"the prompt has {len(tokens)} tokens, max_context is {self._capacity}"
-            )
-        return self._finish(start_state(tokens, key, int(self.drafter.first_depth)))
+        vocab, most = self._target.vocab, self._capacity
+        (request,) = requests_of(
+            [prompt], key, options, vocab=vocab, max_context=most, is_batch=False
+        )
+        is_full = len(request.prompt) >= most
+        return DecodeState(
+            request=request,
+            decoder=self._description,
+            tokens=request.prompt,
+            depth=int(self.drafter.first_depth),
+            ending=Ending.CAPACITY if is_full else Ending.NONE,
+        )
 
     @moves_data
     def step(self, state: DecodeState) -> tuple[DecodeState, RoundRecord]:
@@ -142,51 +117,55 @@ class Decoder:
           (the state after it, the record that replays it).
 
         Raises:
-          RowError: a provider's answer is bad; `state` can be stepped again.
+          RowError: a model's answer is bad; `state` can be stepped again.
           DecodeError: no token could be decided.
-          ValueError: the state is finished, or none of this decoder's.
+          ValueError: the state is finished, or was begun by another decoder.
         """
-        _assert_state(state)
-        if state.finished:
-            raise ValueError(f"the decode is finished: {state.finished}")
-        draws = _round_draws(state.key, self.drafter.max_nodes, len(state.tokens) - 1)
+        self._assert_own(state)
+        if state.ending != Ending.NONE:
+            raise ValueError(f"the decode is finished: {state.ending.name.lower()}")
+        position, rule = len(state.tokens) - 1, self.drafter.rule
+        draws = _round_draws(state.request.key, self.drafter.capacity.max_nodes, position)
         draft = self.propose(state, draws.draft)
-        scores = self.score_draft(state, draft)
-        verdict = self.drafter.rule.verify(
-            draws.verify, draft.proposal, jnp.asarray(scores.rows), self.bonus
-        )
+        scores = self.score(state, draft)
+        rows = jnp.asarray(scores.rows)
+        verdict = jax.device_get(rule.verify(draws.verify, draft.proposal, rows, self.bonus))
         record = RoundRecord(
-            position=len(state.tokens) - 1,
-            rule=self.drafter.rule.name,
-            target=self.target.name,
-            draft=None if self.drafter.draft is None else self.drafter.draft.name,
+            position=position,
+            rule=rule.name,
+            target=self._target.name,
+            draft=None if self._draft_model is None else self._draft_model.name,
             draws=draws,
             proposal=draft.proposal,
             target_rows=scores.rows,
             bonus=self.bonus,
-            verdict=jax.device_get(verdict),
+            verdict=verdict,
         )
-        return self.commit(state, draft, scores, record.verdict), record
+        return self.commit(state, draft, scores, verdict), record
 
-    def propose(self, state: DecodeState, pairs: jax.Array) -> Draft:
-        """Draft for a round, within the budget, the capacity, and the contexts of draft and scorer.
+    def propose(self, state: DecodeState, pairs: jax.Array) -> HostDraft:
+        """Draft for a round, within the budget, the capacity, and the contexts of both models.
 
-        What a drafter proposes beyond the depth it was asked for, below a stop token, or beyond the
-        nodes that the scorer has room for is cut off.
+        Args:
+          state: where the round begins.
+          pairs: float32 [N, 2], for each node the pair of uniforms to draw its candidate with.
         """
-        length = len(state.tokens)
-        depth = int(_depth(state.depth, self._room(state), self._draft_room(state), self.bonus))
-        if self._bounds_are_taken:
-            draft = self.drafter.propose(state.tokens, depth, pairs, self._bounds)
-        else:
-            draft = self.drafter.propose(state.tokens, depth, pairs)
-        nodes = UNLIMITED
-        if isinstance(self.score, LimitedScorer):
-            nodes = max(self.score.room_after(length), 1)
-        return self._within(draft, depth, nodes)
+        room = self._limit(state) - len(state.tokens)
+        wanted = (min(each, UNLIMITED) for each in (state.depth, room, self._draft_room(state)))
+        return propose_on_host(
+            self.drafter,
+            state.tokens,
+            int(_depth_to_draft(*map(np.int32, wanted), bonus=self.bonus)),
+            pairs,
+            vocab=self._target.vocab,
+            stop_tokens=state.request.stop_tokens,
+            max_nodes=self._node_room(state),
+            provider=self._draft_model,
+            apply=state.request.apply,
+        )
 
-    def score_draft(self, state: DecodeState, draft: Draft) -> Scores:
-        """Ask for the target's rows of a draft.
+    def score(self, state: DecodeState, draft: HostDraft) -> Scores:
+        """Ask for the target's rows of a draft, at the request's temperature and filters.
 
         The target is not asked about contexts that end with a drafted stop token: nothing follows it.
         The row there is a point mass on the stop token, from which the verifier may draw a bonus
@@ -194,7 +173,7 @@ class Decoder:
         """
         tree = draft.proposal.tree
         tokens = np.asarray(tree.tokens)
-        is_stop = np.isin(tokens, list(self._stops))
+        is_stop = np.isin(tokens, state.request.stop_tokens)
         is_stop[0] = False
         # Without a bonus no leaf is asked about, and with it every node that is in the tree.
         is_cut = self.bonus and bool(is_stop.any())
@@ -202,43 +181,32 @@ class Decoder:
         if is_cut:
             tree, kept = jax.device_get(_cut(tree, jnp.asarray(~is_stop)))
             nodes = kept[kept >= 0]
-        if isinstance(self.score, LimitedScorer):
-            tree = _narrowed(tree, max(self.score.room_after(len(state.tokens)), 1))
-        scores = self.score(self.target, tree, state.tokens, bonus=self.bonus)
-        assert_kind("what score returned", scores, Scores, "a jaxspec.decode.Scores(...)")
-        if len(scores.rows) == len(tokens) and not is_cut:
-            return scores
-        rows = np.zeros((len(tokens), self.target.vocab), np.float32)
-        count = min(len(nodes), len(scores.rows))
-        rows[nodes[:count]] = scores.rows[:count]
-        if is_cut:
-            rows[is_stop, tokens[is_stop]] = 1
+        tree = _narrowed(tree, self._node_room(state))
+        scores = self._target.rows(tree, state.tokens, bonus=self.bonus)
+        rows = state.request.apply(scores.rows)
+        if len(rows) < len(tokens) or is_cut:
+            given, count = rows, min(len(nodes), len(rows))
+            rows = np.zeros((len(tokens), self._target.vocab), np.float32)
+            rows[nodes[:count]] = given[:count]
+            if is_cut:
+                rows[is_stop, tokens[is_stop]] = 1
         return dataclasses.replace(scores, rows=rows)
 
     def commit(
-        self, state: DecodeState, draft: Draft, scores: Scores, verdict: Verdict
+        self, state: DecodeState, draft: HostDraft, scores: Scores, verdict: Verdict
     ) -> DecodeState:
         """Take a verdict's tokens into the text, up to a stop token; see `jaxspec.decode.commit`."""
-        room, is_budget = self._room(state), self._is_budget(state)
-        kept = jax.device_get(
-            _commit(
-                np.asarray(verdict.tokens, np.int32),
-                np.int32(verdict.num_tokens),
-                np.int32(verdict.num_accepted),
-                room=np.int32(room),
-                is_budget=np.bool_(is_budget),
-                stop_tokens=np.array([*sorted(self._stops), -1], np.int32),
-            )
-        )
+        room = np.int32(self._limit(state) - len(state.tokens))
+        is_budget = np.bool_(state.request.is_budget(self._capacity))
+        kept = jax.device_get(_commit(verdict, room, is_budget, _stops(state)))
         count, accepted, ending = int(kept.count), int(kept.accepted), Ending(int(kept.ending))
+        position = len(state.tokens) - 1
         if ending == Ending.UNDECIDED:
-            raise DecodeError(
-                f"the round at position {len(state.tokens) - 1} decided on no token: "
-                f"{Status(int(verdict.status))!r}"
-            )
+            status = Status(int(verdict.status))
+            raise DecodeError(f"the round at position {position} decided on no token: {status!r}")
         tree = draft.proposal.tree
         summary = RoundSummary(
-            position=len(state.tokens) - 1,
+            position=position,
             proposed_depth=draft.depth,
             num_drafted=int(tree.num_nodes) - 1,
             num_accepted=accepted,
@@ -250,138 +218,96 @@ class Decoder:
             draft_batches=draft.batches,
             status=int(verdict.status),
         )
-        depth = self.drafter.next_depth(state.depth, accepted, draft.depth)
-        requests.assert_between("the drafter's next depth", depth, 0, UNLIMITED)
+        counts: list[Any] = [np.int32(each) for each in (state.depth, accepted, draft.depth)]
+        depth = int(self.drafter.next_depth(*counts))
+        assert_between("the drafter's next depth", depth, 0, UNLIMITED)
         return dataclasses.replace(
             state,
             tokens=(*state.tokens, *np.asarray(verdict.tokens)[:count].tolist()),
-            depth=int(depth),
+            depth=depth,
             rounds=(*state.rounds, summary),
-            finished=_FINISHED[ending],
+            ending=ending,
         )
 
     def rounds(self, state: DecodeState) -> Iterator[tuple[DecodeState, RoundRecord]]:
-        """Run to the end, round by round."""
-        _assert_state(state)
-        while not state.finished:
+        """Run to the end, round by round; see `step`."""
+        self._assert_own(state)
+        while state.ending == Ending.NONE:
             state, record = self.step(state)
             yield state, record
 
-    def run(self, prompt: Sequence[int], key: jax.Array) -> DecodeState:
-        """Decode from a prompt to the end; see `start`."""
-        return self.resume(self.start(prompt, key))
+    def run(
+        self, prompt: Sequence[int] | np.ndarray, key: jax.Array, **options: Unpack[Options]
+    ) -> DecodeState:
+        """Decode from a prompt to the end; arguments as for `start`."""
+        return self.resume(self.start(prompt, key, **options))
 
     def resume(self, state: DecodeState) -> DecodeState:
         """Decode from a state to the end."""
-        _assert_state(state)
-        while not state.finished:
-            state, _ = self.step(state)
+        for after, _ in self.rounds(state):
+            state = after
         return state
 
     @functools.cached_property
-    def _stops(self) -> frozenset[int]:
-        return frozenset(requests.stop_ids(self.stop_tokens, self.target.vocab))
+    def _target(self) -> Target:
+        return as_target(self.target)
 
     @functools.cached_property
-    def _bounds(self) -> Bounds:
-        return Bounds(self.target.vocab, self._stops)
+    def _draft_model(self) -> Provider | None:
+        """The draft model as a callable; of a network one with a cache."""
+        model = self.drafter.model
+        if not isinstance(model, LanguageModel):
+            return model
+        slots = self._capacity if self._capacity < UNLIMITED else 4096
+        return CachedNetwork(model, slots=slots).provider()
 
     @functools.cached_property
-    def _bounds_are_taken(self) -> bool:
-        return takes_bounds(self.drafter)
-
-    @property
     def _capacity(self) -> int:
         """Most tokens of a text: the least of what the decoder and the target allow."""
-        limits = (self.max_context, self.target.max_context, UNLIMITED)
+        limits = (self.max_context, self._target.max_context, UNLIMITED)
         return min(int(limit) for limit in limits if limit is not None)
 
-    def _room(self, state: DecodeState) -> int:
-        """Return how many tokens may still be emitted."""
-        budget = int(self.new_tokens) - len(state.new_tokens)
-        return min(budget, self._capacity - len(state.tokens))
+    @functools.cached_property
+    def _description(self) -> dict[str, Any]:
+        return plain(self.describe(), "the decoder's description")
 
-    def _is_budget(self, state: DecodeState) -> bool:
-        """Return whether the budget is what limits the room."""
-        return int(self.new_tokens) - len(state.new_tokens) <= self._capacity - len(state.tokens)
+    def _limit(self, state: DecodeState) -> int:
+        return state.request.limit(self._capacity)
+
+    def _node_room(self, state: DecodeState) -> int:
+        """Return how many nodes the target has room for, the root counted."""
+        return max(self._target.room_after(len(state.tokens)), 1)
 
     def _draft_room(self, state: DecodeState) -> int:
         """Return how many levels the draft can be asked about after a text."""
-        draft = self.drafter.draft
+        draft = self._draft_model
         if draft is None:
             return UNLIMITED
         if max(state.tokens) >= draft.vocab:
             return 0
-        return int(_levels(draft.max_context, np.int32(len(state.tokens))))
+        return int(_levels_within(draft.max_context, np.int32(len(state.tokens))))
 
-    def _within(self, draft: Draft, depth: int, max_nodes: int) -> Draft:
-        """Check what a drafter gave, and cut it to what may be drafted."""
-        assert_kind("what the drafter proposed", draft, Draft, "a jaxspec.decode.Draft(...)")
-        tree = draft.proposal.tree
-        tokens, parents = np.asarray(tree.tokens), np.asarray(tree.parents)
-        count = int(tree.num_nodes)
-        bad = np.flatnonzero((tokens[1:count] < 0) | (tokens[1:count] >= self.target.vocab))
-        if bad.size:
-            raise ValueError(
-                f"the drafter proposed token {tokens[1 + bad[0]]} at node {1 + bad[0]}: outside the "
-                f"target's vocabulary of {self.target.vocab}"
-            )
-        above = parents[1:count]
-        is_below_stop = bool(np.isin(tokens[above[above > 0]], list(self._stops)).any())
-        is_deep = bool(np.asarray(tree.level_sizes)[depth + 1 :].any())
-        if not (is_below_stop or is_deep or count > max_nodes):
-            return draft
-        stops = np.array([*sorted(self._stops), -1], np.int32)
-        proposal = _cut_proposal(draft.proposal, stops, np.int32(depth), np.int32(max_nodes))
-        left = int(proposed_depth(proposal.tree.level_sizes))
-        return dataclasses.replace(draft, proposal=proposal, depth=left)
-
-    def _finish(self, state: DecodeState) -> DecodeState:
-        """Mark a state finished if there is no room at its beginning."""
-        if self._room(state) > 0:
-            return state
-        ending = Ending.BUDGET if self._is_budget(state) else Ending.CAPACITY
-        return dataclasses.replace(state, finished=_FINISHED[ending])
+    def _assert_own(self, state: DecodeState) -> None:
+        assert_kind("state", state, DecodeState, "a DecodeState, such as start and step give")
+        ours = self._description
+        for name in sorted({*state.decoder, *ours}):
+            if state.decoder.get(name) != ours.get(name):
+                raise ValueError(
+                    f"the state was begun by another decoder: {name} was "
+                    f"{shown(state.decoder.get(name))}, is now {shown(ours.get(name))}"
+                )
 
 
-_round_draws = jax.jit(round_draws, static_argnums=1)
-_commit = jax.jit(commit)
-_cut = jax.jit(cut)
-_levels = jax.jit(levels_within, static_argnums=0)
-
-
-def _depth(wanted: int, room: int, draft_room: int, bonus: bool) -> jax.Array:
-    whole = (np.int32(min(each, UNLIMITED)) for each in (wanted, room, draft_room))
-    return _depth_to_draft(*whole, bonus=bonus)
-
-
-_depth_to_draft = jax.jit(depth_to_draft, static_argnames="bonus")
-
-
-@jax.jit
-def _cut_proposal(
-    proposal: Proposal, stop_tokens: jax.Array, max_depth: jax.Array, max_nodes: jax.Array
-) -> Proposal:
-    """Cut a proposal, the draft's rows with it."""
-    tree, nodes = cut_below(proposal.tree, stop_tokens, max_depth, max_nodes)
-    rows = None if proposal.draft_rows is None else node_rows(proposal.draft_rows, nodes)
-    return propose(type(proposal), tree, rows)
+def _stops(state: DecodeState) -> np.ndarray:
+    return np.array([*state.request.stop_tokens, -1], np.int32)
 
 
 def _narrowed(tree: Tree, room: int) -> Tree:
-    """Take off padding for which a scorer has no room."""
+    """Take off padding for which a target has no room."""
     if room >= tree.max_nodes:
         return tree
-    return Tree(
-        tokens=tree.tokens[:room],
-        parents=tree.parents[:room],
-        children=tree.children[:room],
-        level_sizes=tree.level_sizes,
-    )
-
-
-def _assert_state(state: Any) -> None:
-    assert_kind("state", state, DecodeState, "a DecodeState, such as start and step give")
+    arrays = {name: getattr(tree, name)[:room] for name in ("tokens", "parents", "children")}
+    return dataclasses.replace(tree, **arrays)
 
 
 def _tested(tree: Tree, verdict: Verdict, num_emitted: int) -> tuple[tuple[int, bool], ...]:

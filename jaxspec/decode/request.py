@@ -1,206 +1,296 @@
-"""What a decode is asked for: checked on the host, by the same functions for both loops.
+"""Requests: what one text is decoded from and to, validated once for both loops.
 
-All errors are a `ValueError` that names the argument, its value and, in a batch, the row. In the
-shape descriptions B denotes the batch, S the slots of a text, K the stop tokens there is room for.
+In the shape descriptions B denotes the batch, N nodes, V the vocabulary.
 """
 
+import dataclasses
+import numbers
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_between, described
-from jaxspec.draft import TINY
+from jaxspec.checks import MOST_TOKENS
+from jaxspec.logits import Logits
+from jaxspec.models.provider import Context
+from jaxspec.rows import row_of
+from jaxspec.storage import Range
+from jaxspec.tiles import LEAST
+
+KeyWord = Annotated[int, Range(0, 2**32 - 1)]
+Tokens: TypeAlias = Collection[int] | np.ndarray | jax.Array
 
 
-def batch_of(prompts: Any) -> int:
-    """Return B, how many prompts there are."""
-    try:
-        batch = len(prompts)
-    except TypeError as error:
-        raise ValueError(
-            f"prompts is {described(prompts)}: must be a sequence of prompts, each of token ids"
-        ) from error
-    if batch < 1:
-        raise ValueError("there are no prompts: give at least one")
-    return batch
+class Options(TypedDict, total=False):
+    """Keyword arguments of a decode, in a batch one value for all sequences or one for each.
+
+    Attributes:
+      new_tokens: how many tokens to emit, unless the text ends before; default 64.
+      stop_tokens: tokens that end the text; one is emitted, and no model is asked what follows it.
+        Default none.
+      temperature: of the target's rows and of those that sampled drafts draw from; 0 for greedy.
+        Default 1.
+      top_k: keep the k most probable tokens; None, 0 and -1 keep all. Default None.
+      top_p: keep the most probable tokens up to this mass; 1 keeps all. Default 1.
+    """
+
+    new_tokens: int | Sequence[int]
+    stop_tokens: Tokens | Sequence[Tokens]
+    temperature: float | Sequence[float]
+    top_k: int | Sequence[int | None] | None
+    top_p: float | Sequence[float]
 
 
-def keys_of(keys: Any, batch: int) -> jax.Array:
-    """Return the typed keys [B]; one key is enough for one prompt."""
-    is_key = isinstance(keys, jax.Array) and jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    if is_key and keys.ndim == 0 and batch == 1:
-        return keys[None]
-    if not is_key or keys.shape != (batch,):
-        raise ValueError(
-            f"keys must be {batch} typed keys, as jax.random.split(jax.random.key(seed), {batch}), "
-            f"not {keys}"
-        )
-    return keys
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One text to decode; see `Options`. Both loops make it of their arguments.
+
+    Attributes:
+      prompt: token ids, at least one.
+      key_data: words of the request's key.
+      key_type: the key's implementation.
+      new_tokens: at least 1.
+      stop_tokens: rising.
+      temperature: finite and at least 0.
+      top_k: at least 1; None keeps all.
+      top_p: in (0, 1].
+    """
+
+    prompt: Context
+    key_data: tuple[KeyWord, ...]
+    key_type: str
+    new_tokens: int
+    stop_tokens: Context
+    temperature: float
+    top_k: int | None
+    top_p: float
+
+    @property
+    def key(self) -> jax.Array:
+        """The request's typed key."""
+        words = jnp.asarray(np.asarray(self.key_data, np.uint32))
+        return jax.random.wrap_key_data(words, impl=self.key_type)
+
+    def limit(self, max_context: int) -> int:
+        """Length at which the text ends at the latest."""
+        return min(len(self.prompt) + self.new_tokens, max_context)
+
+    def is_budget(self, max_context: int) -> bool:
+        """Whether `new_tokens` sets the limit, not the capacity."""
+        return len(self.prompt) + self.new_tokens <= max_context
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Apply temperature and filters to rows of probabilities, float32 [N, V].
+
+        A row p becomes that of `Logits(log p)`; without temperature and filters it stays as it is.
+        """
+        if (self.temperature, self.top_k, self.top_p) == (1, None, 1):
+            return rows
+        sampling = {name: value[0] for name, value in _sampling([self], rows.shape[1]).items()}
+        return np.asarray(_apply(rows, sampling))
 
 
-def tokens_of(name: str, prompt: Any) -> np.ndarray:
-    """Return token ids as an array of integers [n]; empty where there are none."""
-    tokens = _array(prompt)
-    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise ValueError(
-            f"{name}: wanted a sequence of token ids, not {reprlib.repr(prompt)}, "
-            f"{described(type(prompt))}"
-        )
-    return tokens
+@jax.jit
+def _apply(rows: jax.Array, sampling: dict[str, jax.Array]) -> jax.Array:
+    source = Logits(values=jnp.log(rows), **sampling)
+    return jax.vmap(lambda row: row_of(source, row))(jnp.arange(rows.shape[0], dtype=jnp.int32))
 
 
-def prompt_of(row: int, prompt: Any, vocab: int, max_length: int) -> np.ndarray:
-    """Return the token ids of one prompt, at least one."""
-    tokens = tokens_of(f"prompt {row}", prompt)
-    if tokens.size == 0:
-        raise ValueError(f"prompt {row} is empty: a decode starts after at least one token")
-    bad = np.flatnonzero((tokens < 0) | (tokens >= vocab))
-    if bad.size:
-        raise ValueError(
-            f"prompt {row}: token {bad[0]} is {tokens[bad[0]]}, outside the vocabulary of {vocab}"
-        )
-    if len(tokens) > max_length:
-        raise ValueError(f"prompt {row} has {len(tokens)} tokens, max_length is {max_length}")
-    return tokens
-
-
-def side_by_side(texts: Sequence[np.ndarray], slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lay texts out, int32 [B, S] and their lengths int32 [B]."""
-    tokens = np.zeros((len(texts), slots), np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    return tokens, np.array([len(text) for text in texts], np.int32)
-
-
-def budgets_of(new_tokens: Any, batch: int) -> np.ndarray:
-    """Return how many tokens each row may emit, int64 [B], at least 1."""
-    budgets = _column("new_tokens", new_tokens, batch, np.int64)
-    _check("new_tokens", budgets, budgets >= 1, "at least 1")
-    return budgets
-
-
-def assert_budget(new_tokens: Any) -> None:
-    """Raise ValueError unless a value is how many tokens one text may emit; see `budgets_of`."""
-    assert_between("new_tokens", new_tokens, 1, 2**64 - 1)
-
-
-def temperatures_of(temperature: Any, batch: int) -> np.ndarray:
-    """Return the temperatures, float32 [B], finite and at least 0."""
-    given = _column("temperature", temperature, batch, np.float64)
-    with np.errstate(over="ignore"):
-        single = given.astype(np.float32)
-    _check("temperature", given, (given >= 0) & (single < np.inf), "finite and at least 0")
-    return np.where(single < TINY, np.float32(0), single)
-
-
-def ranks_of(top_k: Any, batch: int, vocab: int) -> np.ndarray:
-    """Return how many tokens each row keeps, int32 [B], from 1 to V; 0 and -1 stand for V."""
-    ranks = _column("top_k", vocab if top_k is None else top_k, batch, np.int64, keeps_all=vocab)
-    _check("top_k", ranks, ranks >= -1, "at least 1, or 0 or -1 to keep all tokens")
-    return np.where(ranks < 1, vocab, np.minimum(ranks, vocab)).astype(np.int32)
-
-
-def masses_of(top_p: Any, batch: int) -> np.ndarray:
-    """Return up to which mass each row keeps tokens, float32 [B], above 0 and at most 1."""
-    given = _column("top_p", top_p, batch, np.float64, keeps_all=1.0)
-    _check("top_p", given, (given > 0) & (given <= 1), "above 0 and at most 1")
-    return np.maximum(given.astype(np.float32), np.float32(TINY))
-
-
-def stops_of(stop_tokens: Any, batch: int, vocab: int, room: int) -> np.ndarray:
-    """Lay the stop tokens of all rows or of each out, int32 [B, K], then -1."""
-    if isinstance(stop_tokens, jax.Array):
-        stop_tokens = np.asarray(stop_tokens)
-    _assert_collection(stop_tokens)
-    is_nested = any(isinstance(each, Collection | np.ndarray) for each in stop_tokens)
-    is_nested &= not any(isinstance(each, str) for each in stop_tokens)
-    if is_nested and not isinstance(stop_tokens, Sequence | np.ndarray):
-        raise ValueError(f"stop_tokens is {stop_tokens!r}: wanted a sequence of token ids")
-    by_row = list(stop_tokens) if is_nested else [stop_tokens] * batch
-    if len(by_row) != batch:
-        raise ValueError(f"stop_tokens are given for {len(by_row)} rows, the batch has {batch}")
-    table = np.full((batch, room), -1, np.int32)
-    for row, stops in enumerate(by_row):
-        ids = stop_ids(stops, vocab, f"row {row}: ")
-        if len(ids) > room:
-            raise ValueError(
-                f"row {row} has {len(ids)} stop tokens, there is room for {room}: raise "
-                "max_stop_tokens"
-            )
-        table[row, : len(ids)] = ids
-    return table
-
-
-def stop_ids(stop_tokens: Any, vocab: int, place: str = "") -> list[int]:
-    """Return the stop tokens of one text.
+def requests_of(
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    keys: jax.Array,
+    options: Options,
+    *,
+    vocab: int,
+    max_context: int,
+    is_batch: bool = True,
+) -> list[Request]:
+    """Validate the arguments of a batch of decodes.
 
     Args:
-      stop_tokens: a sequence or set of token ids.
+      prompts: B prompts.
+      keys: typed keys [B], or one key for one prompt.
+      options: see `Options`.
       vocab: V.
-      place: what the error begins with.
+      max_context: most tokens of a text.
+      is_batch: False for one decode, whose options are never one for each sequence.
+
+    Raises:
+      ValueError: naming the sequence of a batch, the argument and its value.
     """
-    _assert_collection(stop_tokens, place)
-    ids = _array(list(stop_tokens) if isinstance(stop_tokens, Collection) else stop_tokens)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise ValueError(f"{place}stop_tokens are {stop_tokens!r}: wanted token ids")
-    for token in ids.tolist():
-        if not 0 <= token < vocab:
-            raise ValueError(
-                f"{place}stop token {token} is outside the vocabulary of {vocab}: it would stop "
-                "nothing"
-            )
-    return ids.tolist()
+    texts = None if isinstance(prompts, Set) else _entries(prompts)
+    if not texts:
+        raise _error("prompts", prompts, "a sequence of at least one prompt, each of token ids")
+    batch = len(texts)
+    keys = _keys(keys, batch)
+    key_type = str(jax.random.key_impl(keys))
+    words = np.asarray(jax.random.key_data(keys)).reshape(batch, -1).tolist()
+    columns = {
+        name: _column(name, value, batch) if is_batch else [value]
+        for name, value in options.items()
+    }
+    requests = []
+    for n, text in enumerate(texts):
+        place = f"sequence {n}: " if is_batch else ""
+        given = {name: column[n] for name, column in columns.items()}
+        request = validated(place, text, tuple(words[n]), key_type, vocab=vocab, **given)
+        if (length := len(request.prompt)) > max_context:
+            raise ValueError(f"{place}prompt has {length} tokens, max_context is {max_context}")
+        requests.append(request)
+    return requests
 
 
-def _assert_collection(stop_tokens: Any, place: str = "") -> None:
-    is_array = isinstance(stop_tokens, np.ndarray | jax.Array) and stop_tokens.ndim > 0
-    is_array &= not isinstance(stop_tokens, np.ma.MaskedArray)
-    is_many = isinstance(stop_tokens, Collection) and not isinstance(
-        stop_tokens, str | bytes | Mapping | np.ndarray | jax.Array
+def validated(
+    place: str,
+    prompt: Any,
+    key_data: tuple[int, ...],
+    key_type: str,
+    *,
+    vocab: int,
+    new_tokens: Any = 64,
+    stop_tokens: Any = (),
+    temperature: Any = 1.0,
+    top_k: Any = None,
+    top_p: Any = 1.0,
+) -> Request:
+    """Make a request of values that are not trusted; `place` begins the errors.
+
+    Raises:
+      ValueError: naming the argument and its value.
+    """
+    tokens = _token_ids(f"{place}prompt", prompt, vocab)
+    if not tokens or isinstance(prompt, Set):
+        raise _error(f"{place}prompt", prompt, "a sequence of at least one token")
+    wanted = "an integer, at least 1"
+    budget = _number(f"{place}new_tokens", new_tokens, int, (1, np.inf), wanted)
+    wanted = "an integer, at least 1; None, 0 or -1 keep all tokens"
+    rank = -1 if top_k is None else _number(f"{place}top_k", top_k, int, (-1, np.inf), wanted)
+    wanted, warmest = "finite and at least 0", float(np.finfo(np.float32).max)
+    warmth = _number(f"{place}temperature", temperature, float, (0, warmest), wanted)
+    mass = _number(f"{place}top_p", top_p, float, (5e-324, 1), "above 0 and at most 1")
+    return Request(
+        prompt=tokens,
+        key_data=key_data,
+        key_type=key_type,
+        new_tokens=min(budget, MOST_TOKENS),  # positions are int32
+        stop_tokens=tuple(sorted({*_token_ids(f"{place}stop_tokens", stop_tokens, vocab)})),
+        temperature=warmth,
+        top_k=rank if 1 <= rank < vocab else None,
+        top_p=mass,
     )
-    if not is_array and not is_many:
-        raise ValueError(f"{place}stop_tokens is {stop_tokens!r}: wanted a sequence of token ids")
 
 
-def _array(value: Any) -> np.ndarray:
-    """Return an array; of an object where it is no array of numbers, or True and False are among them.
+def arrays_of(
+    requests: Sequence[Request], *, vocab: int, max_context: int, slots: int, max_stop_tokens: int
+) -> dict[str, np.ndarray | jax.Array]:
+    """Return the fields of a `BatchState` that requests decide, by name.
 
-    NumPy would take these for 1 and 0.
+    Raises:
+      ValueError: a request has more than `max_stop_tokens` stop tokens.
     """
-    if isinstance(value, list | tuple) and any(isinstance(x, bool | np.bool_) for x in value):
-        return np.asarray(None)
-    if isinstance(value, np.ma.MaskedArray):  # what is masked is no number
-        return np.asarray(None)
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return np.asarray(None)
+    tokens = np.zeros((len(requests), slots), np.int32)
+    stops = np.full((len(requests), max_stop_tokens), -1, np.int32)
+    for n, each in enumerate(requests):
+        if (count := len(each.stop_tokens)) > max_stop_tokens:
+            raise ValueError(
+                f"sequence {n}: stop_tokens are {count} tokens, there is room for "
+                f"{max_stop_tokens}: raise max_stop_tokens"
+            )
+        tokens[n, : len(each.prompt)] = each.prompt
+        stops[n, :count] = each.stop_tokens
+    words = jnp.asarray(np.array([each.key_data for each in requests], np.uint32))
+    return {
+        "tokens": tokens,
+        "length": np.array([len(each.prompt) for each in requests], np.int32),
+        "limit": np.array([each.limit(max_context) for each in requests], np.int32),
+        "is_budget": np.array([each.is_budget(max_context) for each in requests]),
+        "stop_tokens": stops,
+        "keys": jax.random.wrap_key_data(words, impl=requests[0].key_type),
+        **_sampling(requests, vocab),
+    }
 
 
-def _column(
-    name: str, value: Any, batch: int, dtype: Any, *, keeps_all: float | None = None
-) -> np.ndarray:
-    """Spread one number over the batch, or take one for each row."""
-    given = _array(value)
-    if given.dtype.kind not in "iuf" and isinstance(value, list | tuple) and len(value) == batch:
-        for row, each in enumerate(value):
-            alone = _array(each)
-            if alone.shape != () or alone.dtype.kind not in "iuf":
-                hint = "" if keeps_all is None else f"; {keeps_all} keeps all tokens"
-                raise ValueError(f"row {row}: {name} is {each!r}: wanted a number{hint}")
-    if given.shape not in ((), (batch,)) or given.dtype.kind not in "iuf":
-        raise ValueError(f"{name} is {value!r}: wanted a number, or {batch} of them")
-    if np.issubdtype(dtype, np.integer) and given.dtype.kind == "f":
-        raise ValueError(f"{name} is {value!r}: wanted whole numbers")
-    if given.dtype.kind == "u":
-        given = np.minimum(given, np.iinfo(np.int64).max)
-    return np.broadcast_to(given, (batch,)).astype(dtype)
+def _sampling(requests: Sequence[Request], vocab: int) -> dict[str, np.ndarray]:
+    """Return temperature float32 [B], top_k int32 [B] and top_p float32 [B]."""
+    temperature = np.array([each.temperature for each in requests], np.float32)
+    ranks = [vocab if each.top_k is None else min(each.top_k, vocab) for each in requests]
+    top_p = np.array([each.top_p for each in requests]).astype(np.float32)
+    return {
+        "temperature": np.where(temperature < LEAST, np.float32(0), temperature),
+        "top_k": np.array(ranks, np.int32),
+        "top_p": np.maximum(top_p, np.float32(LEAST)),
+    }
 
 
-def _check(name: str, values: np.ndarray, holds: np.ndarray, wanted: str) -> None:
-    bad = np.flatnonzero(~holds)
-    if bad.size:
-        raise ValueError(f"row {bad[0]}: {name} is {values[bad[0]]}: must be {wanted}")
+def _error(name: str, value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{name} is {reprlib.repr(value)}: must be {wanted}")
+
+
+def _number(name: str, value: Any, kind: type, bounds: tuple[float, float], wanted: str) -> Any:
+    given = _scalar(value)
+    kinds = numbers.Integral if kind is int else numbers.Real
+    is_number = isinstance(given, kinds) and not isinstance(given, bool)
+    if not is_number or not bounds[0] <= given <= bounds[1]:
+        raise _error(name, value, wanted)
+    return kind(given)
+
+
+def _token_ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
+    entries = _entries(value)
+    if entries is None:
+        raise _error(name, value, "a sequence of token ids")
+    if all(type(each) is int and 0 <= each < vocab for each in entries):
+        return tuple(entries)
+    wanted = f"an integer in the vocabulary of {vocab}"
+    return tuple(
+        _number(f"{name}: entry {at}", each, int, (0, vocab - 1), wanted)
+        for at, each in enumerate(entries)
+    )
+
+
+def _scalar(value: Any) -> Any:
+    """Return the number of an array without axes as Python's; anything else as it is."""
+    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+    is_number = is_array and value.ndim == 0 and not _is_key(value)
+    return np.asarray(value).item() if is_number else value
+
+
+def _entries(value: Any) -> list[Any] | None:
+    """Return the entries of a collection or an array; None for anything else."""
+    if isinstance(value, np.ndarray | jax.Array):
+        return None if value.ndim == 0 or _is_key(value) else value.tolist()
+    is_many = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    return list(value) if is_many else None
+
+
+def _column(name: str, value: Any, batch: int) -> list[Any]:
+    """Spread one value over the batch, or take one for each sequence."""
+    entries = _entries(value)
+    if name == "stop_tokens" and all(_entries(each) is None for each in entries or ()):
+        entries = None  # the stop tokens of all
+    if entries is None:
+        return [value] * batch
+    if len(entries) != batch or isinstance(value, Set):
+        wanted = f"one value for all sequences, or one for each of {batch}"
+        raise _error(name, value, wanted)
+    return entries
+
+
+def _is_key(value: np.generic | np.ndarray | jax.Array) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _keys(keys: Any, batch: int) -> jax.Array:
+    if isinstance(keys, jax.Array) and _is_key(keys):
+        if keys.shape == (batch,):
+            return keys
+        if keys.shape == () and batch == 1:
+            return keys[None]
+    if batch == 1:
+        raise _error("key", keys, "one typed key, jax.random.key(seed)")
+    raise _error(
+        "keys", keys, f"{batch} typed keys, jax.random.split(jax.random.key(seed), {batch})"
+    )

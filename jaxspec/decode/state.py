@@ -1,33 +1,24 @@
-"""Where a decode stands: a plain immutable record, and what each round did.
+"""States of both loops: of one decode on the host, and of a batch in the compiled loop.
 
-A state is its own snapshot. Two decodes that continue from one state do not know of each other, and
-one that was saved and read back continues to the identical outcome.
+A `DecodeState` is its own snapshot. Two decodes that continue from one state are independent, and one
+that was saved and loaded continues to the identical outcome.
+
+In the shape descriptions B denotes the batch, S the slots of a text, K the room for stop tokens.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import enum
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.checks import struct
+from jaxspec.decode.commit import Ending
+from jaxspec.decode.request import Request
+from jaxspec.models.network import Cache
 from jaxspec.models.provider import Context, Usage
-from jaxspec.storage import files as records
-from jaxspec.storage import typed
-from jaxspec.storage.files import shown
-from jaxspec.storage.typed import Place
-
-SNAPSHOT = "snapshot"
-"""Kind of record that `save_state` writes."""
-
-Ending = Literal["budget", "stop", "capacity"]
-"""What ended a decode."""
-
-KeyWord = Annotated[int, typed.Range(0, 2**32 - 1)]
-
-_MOST_KEY_WORDS = 16
+from jaxspec.transfers import moves_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +33,8 @@ class RoundSummary:
       num_emitted: tokens emitted.
       tested: for each node of the accepted path that had candidates, from the root on: how many
         siblings were tested there, and whether the last of them was accepted.
-      target: what was asked of the target.
-      draft: what was asked of the draft.
+      target: usage of the target.
+      draft: usage of the draft.
       target_batches: hypothetical batches of the target.
       draft_batches: hypothetical batches of the draft.
       status: bits of `jaxspec.Status`.
@@ -64,162 +55,165 @@ class RoundSummary:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """Where a decode stands.
+    """The state of a decode after some rounds.
 
     Attributes:
+      request: what was asked for; each round derives its draws from its key and the root's position.
+      decoder: `Decoder.describe` of the decoder that began it; others do not continue it.
       tokens: prompt and emitted tokens.
-      prompt_length: how many of them are the prompt.
       depth: depth to ask the drafter for in the next round.
-      key_data: the key's words; each round derives its draws from it and the root's position.
-      key_type: the key's implementation.
       rounds: what has been done.
-      finished: None while it goes on; else "budget", "stop" or "capacity".
+      ending: why it ended; `Ending.NONE` while it goes on.
     """
 
+    request: Request
+    decoder: dict[str, Any] = dataclasses.field(hash=False)
     tokens: Context
-    prompt_length: int
     depth: int
-    key_data: tuple[KeyWord, ...]
-    key_type: str
     rounds: tuple[RoundSummary, ...] = ()
-    finished: Ending | None = None
+    ending: Ending = Ending.NONE
+
+    @property
+    def prompt_length(self) -> int:
+        """How many of the tokens are the prompt."""
+        return len(self.request.prompt)
 
     @property
     def new_tokens(self) -> Context:
         """The tokens emitted so far."""
         return self.tokens[self.prompt_length :]
 
+
+# --- the compiled loop
+
+
+class Source(enum.IntEnum):
+    """Where a token of a text is from."""
+
+    PROMPT = 0
+    DRAFT = 1
+    """Drafted and accepted."""
+    TARGET = 2
+    """Drawn from the target: a replacement, a bonus token, or a plain step."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DecodedText:
+    """One text of a batch.
+
+    Attributes:
+      tokens: prompt and emitted tokens.
+      prompt_length: how many of them are the prompt.
+      sources: a `Source` for each.
+      rounds_at: for each token the round that emitted it, from 1; 0 for the prompt.
+      ending: why it ended; `Ending.NONE` while it goes on.
+      status: bits of `jaxspec.Status` of all its rounds.
+      rounds: target calls.
+      drafted: candidates.
+      accepted: tokens accepted of them.
+    """
+
+    tokens: tuple[int, ...]
+    prompt_length: int
+    sources: tuple[Source, ...]
+    rounds_at: tuple[int, ...]
+    ending: Ending
+    status: int
+    rounds: int
+    drafted: int
+    accepted: int
+
     @property
-    def key(self) -> jax.Array:
-        """The request's key."""
-        data = jnp.asarray(np.asarray(self.key_data, np.uint32))
-        return jax.random.wrap_key_data(data, impl=self.key_type)
+    def new_tokens(self) -> tuple[int, ...]:
+        """The tokens emitted."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def tokens_per_call(self) -> float:
+        """New tokens per target call; 0 before the first."""
+        return len(self.new_tokens) / self.rounds if self.rounds else 0.0
 
 
-def start_state(prompt: Sequence[int], key: jax.Array, depth: int) -> DecodeState:
-    """Begin at a prompt.
+@struct
+class BatchState:
+    """The state of a batch; the compiled loop takes one and returns one.
 
-    Raises:
-      ValueError: the prompt is empty, or the key is not one typed key (`jax.random.key`).
+    Attributes:
+      tokens: int32 [B, S], each text, then anything.
+      sources: int8 [B, S], a `Source` for each token.
+      rounds_at: int32 [B, S], for each emitted token the number of its round, from 1.
+      length: int32 [B], tokens of each text.
+      prompt_length: int32 [B].
+      limit: int32 [B], length at which a text ends.
+      is_budget: bool [B], whether the limit is the budget, not the capacity.
+      stop_tokens: int32 [B, K], then -1.
+      temperature: float32 [B].
+      top_k: int32 [B].
+      top_p: float32 [B].
+      keys: typed keys [B]; a round's draws depend on its key and the root's position alone.
+      depth: int32 [B], depth to draft in the next round.
+      ending: int32 [B], an `Ending`.
+      status: int32 [B], bits of `jaxspec.Status` of all rounds.
+      rounds: int32 [B], rounds done; each is one call of the target.
+      drafted: int32 [B], candidates of all rounds.
+      accepted: int32 [B], tokens accepted of them.
+      calls: int32 [], forwards of the target, shared by the batch; prefill is not counted.
+      prefilled: int32 [], chunks of the prompts that the caches hold.
+      target_cache: with a leading B if that is more than 1.
+      draft_cache: as `target_cache`; () without a draft network.
     """
-    if len(prompt) == 0:
-        raise ValueError("the prompt is empty: a decode starts after at least one token")
-    is_key = isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_key or key.shape:
-        raise ValueError(f"key must be one typed key, jax.random.key(seed), not {key}")
-    return DecodeState(
-        tokens=tuple(int(token) for token in prompt),
-        prompt_length=len(prompt),
-        depth=depth,
-        key_data=tuple(np.asarray(jax.random.key_data(key)).ravel().tolist()),
-        key_type=str(jax.random.key_impl(key)),
-    )
 
+    tokens: jax.Array  # [B, S]
+    sources: jax.Array  # [B, S]
+    rounds_at: jax.Array  # [B, S]
+    length: jax.Array  # [B]
+    prompt_length: jax.Array  # [B]
+    limit: jax.Array  # [B]
+    is_budget: jax.Array  # [B]
+    stop_tokens: jax.Array  # [B, K]
+    temperature: jax.Array  # [B]
+    top_k: jax.Array  # [B]
+    top_p: jax.Array  # [B]
+    keys: jax.Array  # [B]
+    depth: jax.Array  # [B]
+    ending: jax.Array  # [B]
+    status: jax.Array  # [B]
+    rounds: jax.Array  # [B]
+    drafted: jax.Array  # [B]
+    accepted: jax.Array  # [B]
+    calls: jax.Array  # []
+    prefilled: jax.Array  # []
+    target_cache: Cache
+    draft_cache: Cache
 
-def save_state(path: str | Path, state: DecodeState, decoder: Mapping[str, Any]) -> None:
-    """Save a snapshot together with the description of the decoder it belongs to."""
-    content = {"decoder": dict(decoder), "state": dataclasses.asdict(state)}
-    records.save(path, SNAPSHOT, content)
+    @moves_data
+    def texts(self) -> tuple[DecodedText, ...]:
+        """Read the texts on the host, one for each sequence.
 
-
-def load_state(path: str | Path, decoder: Mapping[str, Any]) -> DecodeState:
-    """Read a snapshot back.
-
-    Args:
-      path: a file written by `save_state`.
-      decoder: description of the decoder that is to continue.
-
-    Raises:
-      RecordError: the file is no whole snapshot, or it belongs to a decoder of another description;
-        the message says which field differs.
-      OSError: the file cannot be read.
-    """
-    place = Place(f"{path}: not a whole snapshot")
-    content = records.load_lazily(path, SNAPSHOT)
-    stored = typed.build(_Stored, content, place)
-    wanted = records.plain(dict(decoder), "the decoder that is to continue")
-    for name in sorted({*stored.decoder, *wanted}):
-        if stored.decoder.get(name) != wanted.get(name):
-            raise records.RecordError(
-                f"{path}: {shown(name)[1:-1]} was {shown(stored.decoder.get(name))} when this "
-                f"was saved, is now {shown(wanted.get(name))}"
+        Raises:
+          ValueError: the buffers were donated to `CompiledDecoder.advance`.
+        """
+        self.assert_alive()
+        arrays = {
+            field.name: np.asarray(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in ("keys", "target_cache", "draft_cache")
+        }
+        counts = ("prompt_length", "status", "rounds", "drafted", "accepted")
+        return tuple(
+            DecodedText(
+                tokens=tuple(arrays["tokens"][n, :length].tolist()),
+                sources=tuple(map(Source, arrays["sources"][n, :length].tolist())),
+                rounds_at=tuple(arrays["rounds_at"][n, :length].tolist()),
+                ending=Ending(int(arrays["ending"][n])),
+                **{name: int(arrays[name][n]) for name in counts},
             )
-    _check_state(stored.state, place.field("state"))
-    _check_ending(stored.state, wanted, place.field("state"))
-    return stored.state
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stored:
-    """A snapshot as it is on file."""
-
-    decoder: dict[str, Any]
-    state: DecodeState
-
-
-def _check_state(state: DecodeState, place: Place) -> None:
-    """Refuse a state that no decode can have got to."""
-    if not 1 <= state.prompt_length <= len(state.tokens):
-        raise place.field("prompt_length").error(
-            f"is {state.prompt_length}: there are {len(state.tokens)} tokens, and 1 at least is the "
-            "prompt"
-        )
-    position = state.prompt_length - 1
-    for number, each in enumerate(state.rounds):
-        at = place.field("rounds").item(number)
-        _check_summary(each, at)
-        if each.position != position:
-            raise at.field("position").error(f"is {each.position}, and its root is at {position}")
-        position += each.num_emitted
-    if position != len(state.tokens) - 1:
-        raise place.field("tokens").error(
-            f"are {len(state.new_tokens)} after the prompt, and the rounds emitted "
-            f"{position + 1 - state.prompt_length}"
-        )
-    try:
-        is_key = len(state.key_data) <= _MOST_KEY_WORDS and state.key.shape == ()
-    except Exception:  # a type of keys that is not known, or words that it does not take
-        is_key = False
-    if not is_key:
-        raise place.field("key_data").error(
-            f"has {len(state.key_data)} words: they are not one key of type {shown(state.key_type)}"
+            for n, length in enumerate(arrays["length"].tolist())
         )
 
-
-def _check_summary(summary: RoundSummary, place: Place) -> None:
-    """Refuse counts that contradict each other."""
-    tests = summary.tested
-    orders = (
-        (summary.num_emitted >= 1, "num_emitted >= 1"),
-        (summary.num_accepted <= summary.num_emitted, "num_accepted <= num_emitted"),
-        (summary.num_accepted <= summary.num_drafted, "num_accepted <= num_drafted"),
-        (summary.proposed_depth <= summary.num_drafted, "proposed_depth <= num_drafted"),
-        (all(number >= 1 for number, _ in tests), "1 candidate tested at each node of tested"),
-        (sum(number for number, _ in tests) <= summary.num_drafted, "sum of tested <= num_drafted"),
-        (sum(hit for _, hit in tests) <= summary.num_accepted, "hits of tested <= num_accepted"),
-        (summary.status < 2**31, "status < 2^31"),
-    )
-    for holds, order in orders:
-        if not holds:
-            raise place.error(f"must satisfy {order}")
-
-
-def _check_ending(state: DecodeState, decoder: Mapping[str, Any], place: Place) -> None:
-    """Refuse an end that the decoder's limits contradict: it would be passed over, or come early."""
-    new = len(state.new_tokens)
-    limits = {
-        "budget": (new, decoder.get("new_tokens")),
-        "capacity": (len(state.tokens), decoder.get("max_context")),
-    }
-    for ending, (count, limit) in limits.items():
-        if not isinstance(limit, int):
-            continue
-        if count > limit or (count == limit and state.finished is None):
-            raise place.error(f"has {count} tokens and goes on, and the {ending} is {limit}")
-        if state.finished == ending and count < limit:
-            raise place.field("finished").error(f"is {ending!r}: {count} tokens of {limit}")
-    stops = decoder.get("stop_tokens")
-    is_stopped = bool(new) and isinstance(stops, list) and state.tokens[-1] in stops
-    if isinstance(stops, list) and is_stopped != (state.finished == "stop"):
-        last = f"the last token {'is' if is_stopped else 'is not'} a stop token"
-        raise place.field("finished").error(f"is {state.finished!r}, and {last}")
+    def assert_alive(self) -> None:
+        """Raise ValueError if the buffers were donated to `CompiledDecoder.advance`."""
+        if self.length.is_deleted():
+            raise ValueError(
+                "this state's buffers were donated to advance: use the state that it returned"
+            )

@@ -1,59 +1,38 @@
-"""Drafters: who proposes the candidates of a round, for both decoding loops."""
+"""Drafters: what proposes the candidates of a round, the same classes for both decoding loops."""
 
-from jaxspec.draft.adaptive import AdaptiveModelTree
-from jaxspec.draft.base import FusedDrafter, NetworkDraft, Plain, View
+from jaxspec.draft.adaptive import AdaptiveTree
+from jaxspec.draft.base import Asked, Drafter, ModelDrafter, NoDraft, Proposed, View
 from jaxspec.draft.best_first import BestFirstTree
-from jaxspec.draft.bounds import Bounds
-from jaxspec.draft.cut import cut, cut_below, node_rows
-from jaxspec.draft.growth import (
-    MAX_NODES,
-    Capacity,
-    Drafted,
-    capacity_of,
-    count_nodes,
-)
-from jaxspec.draft.host import AdaptiveTree, Draft, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.draft.likely import TINY, best_of, entropies, likeliest, normalised_entropy
+from jaxspec.draft.cut import cut
+from jaxspec.draft.drivers import HostDraft, propose_compiled, propose_on_host
+from jaxspec.draft.likely import build_from_depth_logits, normalized_entropy, top_k
 from jaxspec.draft.lookup import Lookup
 from jaxspec.draft.ngram import NGramTree
 from jaxspec.draft.policy import AdaptiveTreePolicy
-from jaxspec.draft.top_k import build_adaptive, build_from_depth_logits, build_top_k, top_k
-from jaxspec.draft.tree import ModelTree, model_path
+from jaxspec.draft.shape import Capacity, Shape
+from jaxspec.draft.tree import FixedTree, SampledPath
 
 __all__ = (
-    "MAX_NODES",
-    "TINY",
-    "AdaptiveModelTree",
     "AdaptiveTree",
     "AdaptiveTreePolicy",
+    "Asked",
     "BestFirstTree",
-    "Bounds",
     "Capacity",
-    "Draft",
-    "Drafted",
     "Drafter",
     "FixedTree",
-    "FusedDrafter",
+    "HostDraft",
     "Lookup",
-    "ModelTree",
+    "ModelDrafter",
     "NGramTree",
-    "NetworkDraft",
     "NoDraft",
-    "Plain",
+    "Proposed",
     "SampledPath",
+    "Shape",
     "View",
-    "best_of",
-    "build_adaptive",
     "build_from_depth_logits",
-    "build_top_k",
-    "capacity_of",
-    "count_nodes",
     "cut",
-    "cut_below",
-    "entropies",
-    "likeliest",
-    "model_path",
-    "node_rows",
-    "normalised_entropy",
+    "normalized_entropy",
+    "propose_compiled",
+    "propose_on_host",
     "top_k",
 )

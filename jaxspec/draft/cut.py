@@ -1,4 +1,4 @@
-"""A tree cut to what may be drafted: nothing below a stop token, nothing beyond a depth or a size.
+"""Trees with nodes left out: candidates below a stop token, too deep, too many, or impossible.
 
 In the shape descriptions N denotes the nodes that a tree has room for, K the stop tokens.
 """
@@ -9,46 +9,54 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.loops import while_loop
-from jaxspec.proposals import Rows, as_source
+from jaxspec.rows import RowsLike, as_source
 from jaxspec.trees import NONE, ROOT, Tree, ancestor_mask, tree_of_parents
 
 
 def cut_below(
-    tree: Tree, stop_tokens: jax.Array, max_depth: jax.Array, max_nodes: jax.Array
+    tree: Tree,
+    stop_tokens: jax.Array,
+    max_depth: jax.Array,
+    max_nodes: jax.Array,
+    is_in: jax.Array | None = None,
 ) -> tuple[Tree, jax.Array]:
-    """Cut a tree: no node below a stop token, none deeper than a depth, so many nodes at most.
+    """Leave out nodes below a stop token, nodes too deep, and the last nodes where there are too many.
 
-    A node is left off for what stands before it, never for its own token: cutting changes how many
-    tokens a round yields and never their law, also where the tokens were sampled.
+    Whether a node is left out depends on the nodes before it, never on its own token: this changes
+    the tokens per round and never their law, also where the tokens were sampled.
 
     Args:
       tree: the candidates, level by level.
       stop_tokens: int32 [K], -1 for none.
       max_depth: int32 [], levels below the root.
       max_nodes: int32 [], the root counted.
+      is_in: bool [N], nodes that count; None for all.
 
     Returns:
-      (the tree, int32 [N] which node of the given tree each of its nodes is, -1 on padding).
+      (the tree, int32 [N] the number that each of its nodes had before, -1 on padding).
     """
     nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
     is_stop = jnp.any(tree.tokens[:, None] == stop_tokens[None], axis=1)
     is_stop &= (nodes > ROOT) & (tree.tokens >= 0)
-    above = ancestor_mask(tree) & (nodes[:, None] != nodes[None])
+    seen = ancestor_mask(tree)
+    above = seen & (nodes[:, None] != nodes[None])
     depths = jnp.sum(above, axis=1, dtype=jnp.int32)
     keep = ~jnp.any(above & is_stop[None], axis=1) & (depths <= max_depth)
+    if is_in is not None:
+        keep &= ~jnp.any(seen & ~is_in[None], axis=1)
     keep &= jnp.cumsum(keep & _is_node(tree), dtype=jnp.int32) <= max_nodes
     return cut(tree, keep)
 
 
 def cut(tree: Tree, keep: jax.Array) -> tuple[Tree, jax.Array]:
-    """Leave nodes off a tree, and all that is below them.
+    """Leave nodes out of a tree, and all that is below them.
 
     Args:
       tree: the candidates, level by level.
-      keep: bool [N]; what it says of the root and of padding is not read.
+      keep: bool [N]; its entries for the root and for padding are not read.
 
     Returns:
-      (the tree of the same sizes, int32 [N] which node of the given tree each of its nodes is, -1 on
+      (the tree of the same sizes, int32 [N] the number that each of its nodes had before, -1 on
       padding).
 
     >>> from jaxspec.trees import make_tree
@@ -74,14 +82,14 @@ def cut(tree: Tree, keep: jax.Array) -> tuple[Tree, jax.Array]:
     return cut_tree, empty.at[where].set(nodes, mode="drop")
 
 
-def node_rows(rows: Rows, nodes: jax.Array) -> Rows:
-    """Return draft rows by node for a tree that was cut: row n is that of node `nodes[n]` before.
+def node_rows(rows: RowsLike, nodes: jax.Array) -> RowsLike:
+    """Return draft rows by node of a tree that was cut: row n is the one that was row `nodes[n]`.
 
     Args:
       rows: of one sequence.
       nodes: int32 [N], as `cut` returns them.
     """
-    source = as_source(rows)
+    source = as_source("rows", rows)
     first = jnp.int32(0) if source.first is None else source.first
     at = jnp.arange(source.values.shape[0], dtype=jnp.int32) - first
     node = nodes[jnp.clip(at, 0, nodes.shape[0] - 1)]

@@ -1,44 +1,42 @@
-"""Prompt lookup: what followed the last tokens when they stood in the text before.
+"""Prompt lookup: what followed an earlier occurrence of the last tokens.
 
 The candidates follow from the text alone and are point masses, so the law of the text is the
-target's whatever is found. A round in which nothing is found is a plain step.
+target's for any match. A round without a match is a plain step.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import assert_between, assert_kind
-from jaxspec.draft.base import Modelless, NetworkDraft, View
-from jaxspec.draft.growth import MAX_NODES, Capacity
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
-from jaxspec.models.network import Cache
+from jaxspec.draft.base import Drafter, Proposed, View, with_ends
+from jaxspec.draft.shape import MAX_NODES, Capacity
+from jaxspec.models.batched import per_sequence
 from jaxspec.proposals import PointMass
 from jaxspec.trees import Tree, chain, tree_of_parents
 from jaxspec.verify import RULES, Rule
 
 LENGTHS: Mapping[int, int] = {5: 15, 4: 8, 3: 4}
-"""How many tokens to draft after a match of so many."""
+"""Tokens to draft by length of the match."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lookup(Modelless):
+class Lookup(Drafter):
     """A path, or a tree of several matches, copied from the text.
 
-    The longest match counts, among equals the latest. What is copied runs on over the end of the text
-    into the copy itself, so that a text that repeats is drafted to full length.
+    The longest match is taken, among equals the latest. The copy continues beyond the end of the text
+    into itself, so a text that repeats is drafted to full length.
 
     Attributes:
-      lengths: tokens drafted by length of the match; a match of more tokens than any key counts as
-        one of the greatest key, a match of fewer than the least is none.
+      lengths: tokens drafted by length of the match; a match longer than any key counts as one of the
+        greatest key, one shorter than the least is none.
       matches: how many of the best matches to draft from; their common beginnings are merged, so
-        that from 2 on the candidates are a tree.
+        from 2 on the candidates are a tree.
       max_nodes: most nodes of a tree, the root counted; default all that could be needed.
+      rule: for point masses.
 
     References:
       Saxena, "Prompt Lookup Decoding", 2023.
@@ -47,13 +45,16 @@ class Lookup(Modelless):
     lengths: Mapping[int, int] = dataclasses.field(default_factory=lambda: dict(LENGTHS))
     matches: int = 1
     max_nodes: int | None = None
+    rule: Rule = RULES["point_mass"]
 
     def __post_init__(self) -> None:
-        """Refuse lengths that draft nothing."""
+        """Raise ValueError for lengths that draft nothing, or too many nodes."""
         wanted = "a mapping from the length of a match to the tokens drafted, such as {4: 8, 3: 4}"
         assert_kind("lengths", self.lengths, Mapping, wanted)
         if not self.lengths:
-            raise ValueError("lengths are empty: say how much to draft after a match of how many")
+            raise ValueError(
+                "lengths are empty: give the tokens to draft after a match of a length"
+            )
         for match, drafted in self.lengths.items():
             assert_between(f"lengths are {dict(self.lengths)}: a match", match, 1, MAX_NODES)
             assert_between(f"lengths are {dict(self.lengths)}: a draft", drafted, 1, MAX_NODES - 1)
@@ -62,43 +63,32 @@ class Lookup(Modelless):
             assert_between("max_nodes, the root counted,", self.max_nodes, 2)
         if self.capacity.max_nodes > MAX_NODES:
             raise ValueError(
-                f"{self.matches} matches of {self.first_depth} tokens: more than {MAX_NODES} nodes, "
-                "the most that a tree may have: give max_nodes"
+                f"{self.matches} matches of {max(self.lengths.values())} tokens: more than "
+                f"{MAX_NODES} nodes, the most that a tree may have; give max_nodes"
             )
-
-    @property
-    def rule(self) -> Rule:
-        """For point masses."""
-        return RULES["point_mass"]
-
-    @property
-    def first_depth(self) -> int:
-        """The greatest length."""
-        return max(self.lengths.values())
+        super().__post_init__()
 
     @property
     def capacity(self) -> Capacity:
-        """Room for all matches at full length, within the budget."""
-        wanted = 1 + self.matches * self.first_depth
+        """Room for all matches at full length, within `max_nodes`."""
+        longest = max(self.lengths.values())
+        wanted = 1 + self.matches * longest
         nodes = wanted if self.max_nodes is None else min(wanted, self.max_nodes)
-        depth = min(self.first_depth, nodes - 1)
+        depth = min(longest, nodes - 1)
         return Capacity(max_nodes=nodes, max_children=self.matches, max_depth=depth)
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """One for each length, the root alone, and the whole tree."""
-        nodes = self.capacity.max_nodes
-        return tuple(sorted({1, *(min(1 + n, nodes) for n in self.lengths.values()), nodes}))
+    def block_sizes(self) -> tuple[int, ...]:
+        """One for each length, besides the root alone and the whole tree."""
+        return with_ends([1 + n for n in self.lengths.values()], self.capacity.max_nodes)
 
-    def propose(
-        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
-    ) -> tuple[NetworkDraft, Cache]:
+    def propose(self, view: View) -> Proposed:
         """Look each text up in itself."""
-        del params, blocks
 
-        def one(tokens: jax.Array, length: jax.Array, depth: jax.Array, is_stop: Any) -> Tree:
+        def one(tokens: jax.Array, length: jax.Array, depth: jax.Array, is_stop: jax.Array) -> Tree:
             drafted, counts, at = self.find(tokens, length)
             counts = jnp.minimum(counts, depth)
+            # No node is spent below a stop token.
             stops = is_stop[at]
             until = jnp.argmax(stops, axis=1).astype(jnp.int32) + 1
             counts = jnp.where(jnp.any(stops, axis=1), jnp.minimum(counts, until), counts)
@@ -109,7 +99,7 @@ class Lookup(Modelless):
 
         is_stop = view.is_stop(view.tokens)
         tree = per_sequence(one)(view.tokens, view.length, view.depth, is_stop)
-        return NetworkDraft(proposal=PointMass(tree=tree)), cache
+        return Proposed(proposal=PointMass(tree=tree))
 
     def find(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return what followed the best matches.
@@ -119,8 +109,8 @@ class Lookup(Modelless):
           length: int32 [], tokens of the text.
 
         Returns:
-          (int32 [M, D] tokens, int32 [M] how many of them count, int32 [M, D] where they stand), the
-          best match first.
+          (int32 [M, D] tokens, int32 [M] how many of them count, int32 [M, D] their
+          places in the text), the best match first.
         """
         slots = tokens.shape[0]
         ends = jnp.arange(slots, dtype=jnp.int32)
@@ -139,7 +129,7 @@ class Lookup(Modelless):
         at = at.astype(jnp.int32)
         # A text that is followed by a copy of itself repeats with the distance to the match.
         distance = jnp.maximum(last - at, 1)
-        ahead = jnp.arange(self.first_depth, dtype=jnp.int32)
+        ahead = jnp.arange(max(self.lengths.values()), dtype=jnp.int32)
         copied = jnp.clip(at[:, None] + 1 + ahead[None] % distance[:, None], 0, slots - 1)
         table = np.zeros(longest + 1, np.int32)
         for match in range(min(self.lengths), longest + 1):
@@ -151,8 +141,8 @@ class Lookup(Modelless):
 def merge(paths: jax.Array, counts: jax.Array, capacity: Capacity) -> Tree:
     """Merge paths from one root into a tree, each common beginning once.
 
-    Nodes stand level by level, in the order of the paths; what is beyond the capacity is left off,
-    deepest first.
+    Nodes are numbered level by level, in the order of the paths; those beyond the capacity are left
+    off, deepest first.
 
     Args:
       paths: int32 [M, D], tokens.

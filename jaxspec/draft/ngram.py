@@ -1,5 +1,8 @@
-"""Drafting from counts: an n-gram model inside the compiled loop, at the cost of no forward."""
+"""Drafting from counts: an n-gram model, without any forward."""
 
+import dataclasses
+import functools
+import zlib
 from typing import Any
 
 import jax
@@ -7,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import assert_kind, struct
-from jaxspec.draft.base import Modelless, NetworkDraft, View
-from jaxspec.draft.shape import Shaped
+from jaxspec.draft.base import Drafter, Proposed, View
+from jaxspec.draft.shape import Capacity, Shape, shape_of
 from jaxspec.models import NGram
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
-from jaxspec.models.network import Cache
+from jaxspec.models.batched import per_sequence
+from jaxspec.models.network import TokensDifferError
 from jaxspec.proposals import PointMass
 from jaxspec.verify import RULES, Rule
 
@@ -24,7 +26,7 @@ class Ranking:
     """The most probable tokens after every context of one length that was counted.
 
     Attributes:
-      codes: int32 [C], as in `jaxspec.models.ContextTable`.
+      codes: int32 [C], as in `jaxspec.models.ngram.ContextTable`.
       tokens: int32 [C, K], by falling probability.
     """
 
@@ -32,67 +34,86 @@ class Ranking:
     tokens: jax.Array
 
 
-class NGramTree(Shaped, Modelless):
+@dataclasses.dataclass(frozen=True)
+class NGramTree(Drafter):
     """A path or tree of an n-gram model's most probable tokens, as point masses.
 
     Attributes:
-      widths_by_depth: candidates below each node, by depth; all ones for a path.
-      order: of the n-gram model.
-      vocab: V of its tokens, which must be the target's.
+      ngram: the model, over the target's tokens.
+      shape: the branching at each depth, such as (1, 1, 1) for a path, or a `Shape`.
+      rule: for point masses.
+      max_nodes: keep the first nodes of a branching only, the root counted; default all.
     """
 
-    def __init__(self, ngram: NGram, widths: tuple[int, ...]) -> None:
-        """Rank the tokens after each context that was counted.
+    ngram: NGram
+    shape: Shape | tuple[int, ...]
+    rule: Rule = RULES["point_mass"]
+    max_nodes: int | None = None
 
-        Args:
-          ngram: the model, over the target's tokens.
-          widths: candidates below each node, by depth; all ones for a path.
-
-        Raises:
-          ValueError: no widths, one of 0, more than there are tokens; no n-gram model, one of order
-            0, or one of more contexts than an int32 numbers.
-        """
-        assert_kind("ngram", ngram, NGram, "a jaxspec.models.NGram, such as fit_ngram gives")
-        self.widths_by_depth = widths
-        self.order = ngram.order
-        if ngram.order < 1:
+    def __post_init__(self) -> None:
+        """Raise ValueError for a model that cannot draft, or more children than it has tokens."""
+        assert_kind("ngram", self.ngram, NGram, "a jaxspec.models.NGram, such as fit_ngram gives")
+        super().__post_init__()
+        if self.ngram.order < 1:
             raise ValueError("an n-gram model of order 0 has counted nothing to draft from")
-        if self.capacity.max_children > ngram.vocabulary:
+        if self.capacity.max_children > self.ngram.vocabulary:
             raise ValueError(
-                f"widths are {widths}: more than the {ngram.vocabulary} tokens there are"
+                f"shape has nodes with {self.capacity.max_children} children: more than the "
+                f"{self.ngram.vocabulary} tokens there are"
             )
-        if max(len(table.codes) for table in ngram.tables) * ngram.vocabulary >= 2**31:
+        if max(len(table.codes) for table in self.ngram.tables) * self.ngram.vocabulary >= 2**31:
             raise ValueError("too many contexts to number by int32: take a lower order")
-        self.params = _rank(ngram, self.capacity.max_children)
-        self.vocab = ngram.vocabulary
+
+    @functools.cached_property
+    def layout(self) -> Shape:
+        """The shape."""
+        return shape_of(self.shape, self.max_nodes)
 
     @property
-    def rule(self) -> Rule:
-        """For point masses."""
-        return RULES["point_mass"]
+    def capacity(self) -> Capacity:
+        """All nodes of the shape."""
+        return self.layout.capacity
 
-    def propose(
-        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
-    ) -> tuple[NetworkDraft, Cache]:
+    @functools.cached_property
+    def params(self) -> tuple[Ranking, ...]:
+        """The most probable tokens after each context that was counted."""
+        return _rank(self.ngram, self.capacity.max_children)
+
+    def validate(self, vocab: int) -> None:
+        """Raise ValueError unless the target has the tokens of the n-gram model."""
+        super().validate(vocab)
+        if vocab != self.ngram.vocabulary:
+            raise TokensDifferError(
+                f"the target has a vocabulary of {vocab}, the n-gram model one of "
+                f"{self.ngram.vocabulary}: they must be the same tokens"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON-serializable description, the counts by their checksum."""
+        digest = 0
+        for table in self.ngram.tables:
+            for part in (table.codes, table.starts, table.symbols, table.counts):
+                digest = zlib.crc32(np.ascontiguousarray(part).tobytes(), digest)
+        ngram = {"order": self.ngram.order, "checksum": digest}
+        return {**super().describe(), "ngram": ngram, "shape": list(self.layout.parents)}
+
+    def propose(self, view: View) -> Proposed:
         """Look up the tokens after each node, level by level."""
-        del blocks
-        reach = max(self.order - 1, 1)
+        reach = max(self.ngram.order - 1, 1)
 
-        def one(tokens: jax.Array, length: jax.Array, depth: jax.Array) -> PointMass:
+        def one(tokens: jax.Array, length: jax.Array) -> PointMass:
             ends = length - reach + jnp.arange(reach, dtype=jnp.int32)
-            context = jnp.where(ends >= 0, tokens[jnp.maximum(ends, 0)], -1)
+            contexts = jnp.where(ends >= 0, tokens[jnp.maximum(ends, 0)], -1)[None]
             levels = [tokens[length - 1][None]]
-            contexts = context[None]
-            for width in self.shape.widths:
-                ranked = per_sequence(lambda context: self._ranked(params, context))(contexts)
-                chosen = ranked[:, :width]
-                levels.append(chosen.reshape(-1))
-                older = jnp.repeat(contexts[:, 1:], width, axis=0)
+            for level in range(self.capacity.max_depth):
+                children, places, above = self.layout.below(level)
+                ranked = per_sequence(lambda context: self._ranked(view.params, context))(contexts)
+                levels.append(ranked[:, : children.shape[1]].reshape(-1)[places])
+                older = contexts[above, 1:]
                 contexts = jnp.concatenate([older, levels[-1][:, None]], axis=1)
-            return PointMass(tree=self.shape.tree(jnp.concatenate(levels), depth))
+            return PointMass(tree=self.layout.tree(jnp.concatenate(levels)))
 
-        proposal = per_sequence(one)(view.tokens, view.length, view.depth)
-        return NetworkDraft(proposal=proposal), cache
+        return Proposed(proposal=per_sequence(one)(view.tokens, view.length))
 
     def _ranked(self, rankings: tuple[Ranking, ...], context: jax.Array) -> jax.Array:
         """Return the tokens [K] after the longest end of a context [order - 1] that was counted."""
@@ -101,7 +122,7 @@ class NGramTree(Shaped, Modelless):
         tokens = rankings[0].tokens[0]
         for back, ranking in enumerate(rankings[1:], 1):
             older = context[-back]
-            code = place * self.vocab + older
+            code = place * self.ngram.vocabulary + older
             place = jnp.searchsorted(ranking.codes, code).astype(jnp.int32)
             place = jnp.minimum(place, ranking.codes.shape[0] - 1)
             is_found &= (older >= 0) & (ranking.codes[place] == code)

@@ -1,123 +1,195 @@
-"""A tree of fixed widths: where its nodes stand, and the tree of their tokens."""
+"""The shape of a tree that is fixed in advance: nodes level by level, each with its parent.
+
+In the shape descriptions N denotes the nodes of a tree, C the most children of a node.
+"""
 
 import dataclasses
-import math
+import functools
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_kind, assert_whole
-from jaxspec.draft.growth import MAX_NODES, Capacity, count_nodes
-from jaxspec.trees import Tree, make_tree
+from jaxspec.checks import assert_between, assert_kind
+from jaxspec.trees import Tree
+
+MAX_NODES = 4096
+"""Most nodes of a tree, the root counted: tree attention needs an array [N, N]."""
+
+
+class Capacity(NamedTuple):
+    """Sizes that trees are padded to; trees of one capacity share one compiled verifier.
+
+    Attributes:
+      max_nodes: N, the root counted.
+      max_children: child slots of a node.
+      max_depth: levels below the root.
+    """
+
+    max_nodes: int
+    max_children: int
+    max_depth: int
+
+    @property
+    def is_path(self) -> bool:
+        """Whether there is room for single paths only."""
+        return self.max_children == 1 and self.max_depth == self.max_nodes - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A tree in which all nodes of a depth have as many children; nodes stand level by level.
+    """A tree whose shape does not depend on the text.
+
+    The nodes are numbered level by level, and within a level in the order of their parents.
 
     Attributes:
-      widths: children of each node, by depth.
+      parents: the parent of each node; -1 for the root, node 0.
 
-    >>> shape = Shape(widths=(2, 1))
-    >>> shape.sizes, shape.starts, shape.capacity
-    ((1, 2, 2), (0, 1, 3, 5), Capacity(max_nodes=5, max_children=2, max_depth=2))
+    >>> Shape.of_branching((2, 1)).parents
+    (-1, 0, 0, 1, 2)
+    >>> Shape.of_choices([(0,), (1,), (0, 0), (0, 1)]).parents
+    (-1, 0, 0, 1, 1)
     """
 
-    widths: tuple[int, ...]
+    parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a tree without candidates."""
-        wanted = "a sequence of widths, one for each depth, such as (2, 1)"
-        assert_kind("widths", self.widths, Sequence, wanted)
-        if not self.widths:
-            raise ValueError(f"widths are {self.widths}: one width of at least 1 for each depth")
-        for depth, width in enumerate(self.widths):
-            assert_whole(f"widths are {self.widths}: the one at depth {depth}", width, 1)
-        if len(self.widths) >= MAX_NODES or count_nodes(self.widths) > MAX_NODES:
-            raise ValueError(
-                f"widths are {reprlib.repr(self.widths)}: more than {MAX_NODES} nodes, the most that "
-                "a tree may have"
-            )
+        """Raise ValueError unless the parents describe a tree with at least one candidate."""
+        assert_kind("parents", self.parents, tuple, "a tuple of node numbers")
+        if not 2 <= len(self.parents) <= MAX_NODES:
+            raise ValueError(f"a shape has 2 to {MAX_NODES} nodes, got {len(self.parents)}")
+        if self.parents[0] != -1:
+            raise ValueError(f"parents[0] is {self.parents[0]}: the root's parent must be -1")
+        for node, parent in enumerate(self.parents[1:], 1):
+            least = max(self.parents[node - 1], 0)
+            assert_between(f"parents are {self.parents}: that of node {node}", parent, least)
+            if parent >= node:
+                raise ValueError(f"node {node}: parent {parent} must be a node before it")
 
-    @property
-    def depth(self) -> int:
-        """D."""
-        return len(self.widths)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Nodes at each depth, the root's first."""
-        return tuple(math.prod(self.widths[:depth]) for depth in range(self.depth + 1))
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Number of the first node of each depth, then N."""
-        return tuple(sum(self.sizes[:depth]) for depth in range(self.depth + 2))
-
-    @property
-    def capacity(self) -> Capacity:
-        """All that the widths ask for."""
-        return Capacity(sum(self.sizes), max(self.widths), self.depth)
-
-    @property
-    def is_path(self) -> bool:
-        """Whether it is a single path."""
-        return max(self.widths) == 1
-
-    def whole(self) -> Tree:
-        """Return the tree at its full depth, all tokens 0."""
-        parents = [-1]
-        for start, size, width in zip(self.starts, self.sizes, self.widths, strict=False):
-            parents += [start + node for node in range(size) for _ in range(width)]
-        return make_tree([0] * len(parents), parents, distinct_siblings=False)
-
-    def tree(self, tokens: jax.Array, depth: jax.Array) -> Tree:
-        """Return the tree of some tokens, cut to a depth.
+    @classmethod
+    def of_branching(cls, branching: tuple[int, ...], max_nodes: int | None = None) -> "Shape":
+        """Make the tree in which all nodes of one depth have equally many children.
 
         Args:
-          tokens: int32 [N].
-          depth: int32 [], from 0 to D.
+          branching: children of a node at depth 0, 1, ..., each at least 1.
+          max_nodes: keep the first nodes only, the root counted.
+
+        Raises:
+          ValueError: there is no candidate, or there are more than `MAX_NODES` nodes.
         """
-        whole = self.whole()
-        nodes = jnp.asarray(np.cumsum(self.sizes), jnp.int32)[depth]
-        numbers = jnp.arange(whole.max_nodes, dtype=jnp.int32)
-        levels = jnp.arange(self.depth + 1, dtype=jnp.int32)
+        wanted = "a Shape, or a tuple of the branching at each depth, such as (2, 1)"
+        assert_kind("shape", branching, tuple, wanted)
+        if not 1 <= len(branching) < MAX_NODES:
+            raise ValueError(f"shape is {reprlib.repr(branching)}: must be {wanted}")
+        for depth, children in enumerate(branching):
+            name = f"shape is {reprlib.repr(branching)}: the entry at depth {depth}"
+            assert_between(name, children, 1)
+        most = MAX_NODES + 1
+        if max_nodes is not None:
+            assert_between("max_nodes", max_nodes, 2, MAX_NODES)
+            most = max_nodes
+        parents, level = [-1], range(1)
+        for children in branching:
+            room = most - len(parents)
+            parents += [node for node in level for _ in range(min(children, room))][:room]
+            level = range(level.stop, len(parents))
+        if len(parents) > MAX_NODES:
+            raise ValueError(
+                f"branching is {reprlib.repr(branching)}: more than {MAX_NODES} nodes, the most "
+                "that a tree may have; give max_nodes"
+            )
+        return cls(tuple(parents))
+
+    @classmethod
+    def of_choices(cls, choices: Iterable[Sequence[int]]) -> "Shape":
+        """Make an irregular tree from the ranks along each path, as Medusa and Sequoia give it.
+
+        Args:
+          choices: one path of ranks for each node below the root: (0, 1) is the second candidate
+            below the first candidate of the root. Each path needs its parent and its elder siblings.
+
+        Raises:
+          ValueError: naming a choice that occurs twice or lacks its parent or an elder sibling.
+        """
+        ordered = sorted((tuple(choice) for choice in choices), key=lambda c: (len(c), c))
+        number: dict[tuple[int, ...], int] = {(): 0}
+        for choice in ordered:
+            if choice in number:
+                raise ValueError(f"choice {choice} is given twice, or is empty")
+            elder = (*choice[:-1], choice[-1] - 1)
+            for needed in (choice[:-1], elder if choice[-1] != 0 else ()):
+                if needed not in number:
+                    raise ValueError(f"choice {choice} needs the choice {needed}")
+            number[choice] = len(number)
+        return cls((-1, *(number[choice[:-1]] for choice in ordered)))
+
+    @functools.cached_property
+    def depths(self) -> np.ndarray:
+        """Depth of each node, int [N]."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return np.array(depths)
+
+    @functools.cached_property
+    def children(self) -> np.ndarray:
+        """Children of each node in rank order, then -1, int [N, C]."""
+        below: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], 1):
+            below[parent].append(node)
+        most = max(map(len, below))
+        return np.array([[*each, *[-1] * (most - len(each))] for each in below])
+
+    @functools.cached_property
+    def ancestors(self) -> np.ndarray:
+        """Which nodes each node follows: itself and its ancestors, bool [N, N]."""
+        seen = np.eye(len(self.parents), dtype=bool)
+        for node, parent in enumerate(self.parents[1:], 1):
+            seen[node] |= seen[parent]
+        return seen
+
+    @functools.cached_property
+    def capacity(self) -> Capacity:
+        """Sizes of this tree."""
+        return Capacity(len(self.parents), self.children.shape[1], int(self.depths[-1]))
+
+    def level(self, depth: int) -> slice:
+        """Return the nodes of one depth."""
+        return slice(*np.searchsorted(self.depths, (depth, depth + 1)).tolist())
+
+    def below(self, depth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return how the candidates below one depth are laid out.
+
+        Returns:
+          (children int [L, W] of each node of the level, then -1; int [M] the places of the next
+          level's nodes in these, flattened; int [M] the place of each one's parent in the level).
+        """
+        children = self.children[self.level(depth)]
+        children = children[:, : int((children >= 0).sum(axis=1).max())]
+        places = np.flatnonzero(children.reshape(-1) >= 0)
+        return children, places, places // children.shape[1]
+
+    def tree(self, tokens: jax.Array) -> Tree:
+        """Return the tree of some tokens, int32 [N]."""
         return Tree(
-            tokens=jnp.where(numbers < nodes, tokens, -1),
-            parents=jnp.where(numbers < nodes, whole.parents, -1),
-            children=jnp.where(whole.children < nodes, whole.children, -1),
-            level_sizes=jnp.where(levels <= depth, whole.level_sizes, 0),
+            tokens=tokens,
+            parents=jnp.asarray(self.parents, jnp.int32),
+            children=jnp.asarray(self.children, jnp.int32),
+            level_sizes=jnp.asarray(np.bincount(self.depths), jnp.int32),
         )
 
 
-class Shaped:
-    """What drafters of a tree of fixed widths have in common.
+def shape_of(shape: Shape | tuple[int, ...], max_nodes: int | None = None) -> Shape:
+    """Return a shape given as one, or as the branching at each depth.
 
-    Attributes:
-      widths_by_depth: candidates below each node, by depth; all ones for a path.
+    Raises:
+      ValueError: it is neither, or `max_nodes` is given for a `Shape`.
     """
-
-    widths_by_depth: tuple[int, ...]
-
-    @property
-    def shape(self) -> Shape:
-        """Where nodes stand."""
-        return Shape(self.widths_by_depth)
-
-    @property
-    def capacity(self) -> Capacity:
-        """All that the widths ask for."""
-        return self.shape.capacity
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The whole tree, or the root alone."""
-        return (1, self.capacity.max_nodes)
-
-    @property
-    def first_depth(self) -> int:
-        """The number of widths."""
-        return self.shape.depth
+    if not isinstance(shape, Shape):
+        return Shape.of_branching(shape, max_nodes)
+    if max_nodes is not None:
+        raise ValueError("max_nodes is for a shape given by its branching, such as (3, 2)")
+    return shape

@@ -1,154 +1,202 @@
-"""Trees and paths of fixed widths drafted by a smaller network."""
+"""Paths and trees whose shape is fixed in advance, drafted by a model level by level."""
 
+import abc
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from jaxspec.checks import assert_between
-from jaxspec.draft.base import NetworkDraft, OfOneDepth, View
-from jaxspec.draft.cut import cut
-from jaxspec.draft.growth import MAX_NODES
+from jaxspec.checks import assert_between, struct
+from jaxspec.draft.base import Asked, Model, ModelDrafter, Proposed, View, every_node
 from jaxspec.draft.likely import likeliest
-from jaxspec.draft.shape import Shaped
-from jaxspec.logits import Logits
-from jaxspec.models.batched import BatchedNetwork
-from jaxspec.models.each import per_sequence
-from jaxspec.models.network import Cache, LanguageModel, assert_language_model
-from jaxspec.proposals import PointMass, propose
-from jaxspec.rows import Probabilities, row_of
-from jaxspec.trees import ancestor_mask
+from jaxspec.draft.shape import MAX_NODES, Capacity, Shape, shape_of
+from jaxspec.models.batched import per_sequence
+from jaxspec.proposals import PointMass, Proposal, WithoutReplacement, WithReplacement
+from jaxspec.rows import Probabilities
 from jaxspec.verify import RULES, Rule
-from jaxspec.verify.rules import assert_rule
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ModelTree(Shaped, OfOneDepth):
-    """A tree of the same widths in each round, level by level from a network's rows.
+@struct
+class Grown:
+    """A tree of fixed shape while it is drafted."""
 
-    Sampled kinds draw from the network's row at the target's own temperature and filters, with the
-    draws of each node; point masses are its most probable tokens, whatever the temperature.
+    tokens: jax.Array  # int32 [B, N]
+    is_in: jax.Array  # bool [B, N], nodes that are candidates so far
+    rows: jax.Array | None = None  # float32 [B, I, V], rows drawn from, above the last level
 
-    Attributes:
-      model: the draft network.
-      widths_by_depth: candidates below each node, by depth; all ones for a path.
-      rule: how they are verified; its kind of proposal says how they are drawn.
-    """
 
-    model: LanguageModel
-    widths_by_depth: tuple[int, ...]
-    rule: Rule
+def _put(array: jax.Array, new: jax.Array, nodes: slice) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(array, new, nodes.start, axis=1)
 
-    def __post_init__(self) -> None:
-        """Refuse a tree without candidates, and a rule or network that cannot do it."""
-        assert_language_model("model", self.model)
-        assert_rule("rule", self.rule)
-        shape = self.shape
-        if shape.capacity.max_children > self.model.vocab:
-            raise ValueError(
-                f"widths are {shape.widths}: more than the {self.model.vocab} tokens there are"
-            )
-        if self.rule.is_path and not shape.is_path:
-            raise ValueError(f"rule {self.rule.name!r} is for paths: all widths must be 1")
-        if not shape.is_path:
-            self.model.assert_takes_trees()
+
+def _take(array: jax.Array, places: np.ndarray) -> jax.Array:
+    is_whole = places.tolist() == list(range(array.shape[1]))
+    return array if is_whole else array[:, places]
+
+
+class _Layered(ModelDrafter):
+    """Drafts a tree of fixed shape; a node's candidates are point masses or drawn from its row."""
+
+    kinds: ClassVar[tuple[type[Proposal], ...]] = (PointMass, WithReplacement, WithoutReplacement)
 
     @property
-    def params(self) -> Any:
-        """The network's."""
-        return self.model.params
+    @abc.abstractmethod
+    def layout(self) -> Shape:
+        """The shape."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """All nodes of the shape."""
+        return self.layout.capacity
 
     @property
     def spare_slots(self) -> int:
-        """All nodes."""
+        """All nodes, and the token before the root."""
         return self.capacity.max_nodes + 1
 
-    def propose(
-        self, params: Any, blocks: BatchedNetwork | None, cache: Cache, view: View
-    ) -> tuple[NetworkDraft, Cache]:
-        """NetworkDraft level by level; the levels of all rows are asked about together."""
-        assert blocks is not None
-        shape = self.shape
-        seen = ancestor_mask(shape.whole())
-        batch = view.length.shape[0]
-        after_root, cache = root_logits(blocks, params, cache, view)
-        logits = after_root[:, None]
-        tokens = [view.root_token[:, None]]
-        is_in = [jnp.ones((batch, 1), bool)]
-        draft_rows = []
-        for depth, width in enumerate(shape.widths):
-            below = slice(*shape.starts[depth + 1 : depth + 3])
-            if self.rule.proposal is PointMass:
-                drawn, is_likely = likeliest(jax.nn.softmax(logits, axis=-1), width)
-            else:
-                is_likely = jnp.ones((batch, shape.sizes[depth], width), bool)
-                pairs = view.pairs[:, below].reshape(batch, shape.sizes[depth], width, 2)
-                draft_rows.append(sampling_rows(logits, view))
-                drawn = per_sequence(per_sequence(self.rule.proposal.draw))(pairs, draft_rows[-1])
-            tokens.append(drawn.reshape(batch, -1))
-            is_in.append(is_likely.reshape(batch, -1))
-            if depth + 1 < shape.depth:
-                depths = jnp.full_like(tokens[-1], depth + 1)
-                level = jnp.broadcast_to(seen[below][None], (batch, *seen[below].shape))
-                logits, cache = blocks.nodes(
-                    params, tokens[-1], depths, level, cache, view.root, below.start
-                )
-        tree = per_sequence(shape.tree)(jnp.concatenate(tokens, axis=1), view.depth)
-        rows = slots = None
-        if draft_rows:
-            # Of a tree there are rows of inner nodes only; a leaf's is never read.
-            first = None if shape.is_path else jnp.zeros(batch, jnp.int32)
-            rows = Probabilities(values=jnp.concatenate(draft_rows, axis=1), first=first)
-        if not shape.is_path:
-            slots = jnp.tile(jnp.arange(shape.capacity.max_nodes, dtype=jnp.int32), (batch, 1))
+    def start(self, view: View, vocab: int) -> Grown:
+        """Start with the root."""
+        batch, nodes = view.length.shape[0], self.capacity.max_nodes
+        rows = None
+        if self.rule.proposal is not PointMass:
+            inner = self.layout.level(self.capacity.max_depth).start
+            rows = jnp.zeros((batch, inner, vocab), jnp.float32)
+        return Grown(
+            tokens=jnp.tile(view.root_token[:, None], (1, nodes)),
+            is_in=jnp.tile(jnp.arange(nodes) == 0, (batch, 1)),
+            rows=rows,
+        )
+
+    def grow(self, level: int, state: Grown, rows: jax.Array, view: View) -> Grown:
+        """Take the most probable tokens of each row, or draw from it, as many as the shape says."""
+        batch = rows.shape[0]
+        here, below = self.layout.level(level), self.layout.level(level + 1)
+        children, places, above = self.layout.below(level)
+        # A later sibling does not change the draws of earlier ones: nodes with fewer children than
+        # others of their level draw as many, and the surplus is dropped by its rank alone.
         if self.rule.proposal is PointMass:
-            # A token that the draft takes for impossible is no candidate.
-            tree, nodes = per_sequence(cut)(tree, jnp.concatenate(is_in, axis=1))
-            slots = None if slots is None else nodes
-        return NetworkDraft(proposal=propose(self.rule.proposal, tree, rows), slots=slots), cache
+            tokens, best = likeliest(rows, children.shape[1])
+            is_candidate = best > 0
+        else:
+            pairs = view.pairs[:, children.clip(0)]
+            tokens = per_sequence(per_sequence(self.rule.proposal.draw))(pairs, rows)
+            # A draft may have no mass on the target's tokens. NaN stays, for the verifier to flag.
+            has_mass = jnp.any(rows != 0, axis=2, keepdims=True)
+            is_candidate = jnp.broadcast_to(has_mass, tokens.shape)
+        is_in = _take(self._is_read(level, state, view), above)
+        is_in &= _take(is_candidate.reshape(batch, -1), places)
+        drawn_from = state.rows
+        if drawn_from is not None:
+            drawn_from = _put(drawn_from, rows, here)
+        return Grown(
+            tokens=_put(state.tokens, _take(tokens.reshape(batch, -1), places), below),
+            is_in=_put(state.is_in, is_in, below),
+            rows=drawn_from,
+        )
+
+    def _is_read(self, level: int, state: Grown, view: View) -> jax.Array:
+        """Return which nodes of a level are parents of candidates."""
+        here = self.layout.level(level)
+        is_read = state.is_in[:, here] & (self.layout.children[here, 0] >= 0)[None]
+        if level > 0:  # the root may be a stop token of the prompt, which stops nothing
+            is_read &= ~view.is_stop(state.tokens[:, here])
+        return is_read & (level < view.depth)[:, None]
+
+    def ask(self, level: int, state: Grown, view: View) -> Asked:
+        """Ask about the whole level: a node's number is its slot."""
+        here = self.layout.level(level)
+        tokens = state.tokens[:, here]
+        seen = jnp.asarray(self.layout.ancestors[here])
+        return Asked(
+            tokens=tokens,
+            depths=jnp.full_like(tokens, level),
+            seen=jnp.broadcast_to(seen[None], (tokens.shape[0], *seen.shape)),
+            offset=here.start,
+            is_read=self._is_read(level, state, view),
+        )
+
+    def finish(self, state: Grown, view: View) -> Proposed:
+        """Return the tree with the rows that were drawn from."""
+        is_path, rows = self.capacity.is_path, None
+        if state.rows is not None:
+            # Of a tree there are rows of inner nodes only; a leaf's is never read.
+            first = None if is_path else jnp.zeros(state.rows.shape[0], jnp.int32)
+            rows = Probabilities(values=state.rows, first=first)
+        tree = per_sequence(self.layout.tree)(state.tokens)
+        return Proposed(
+            proposal=self.rule.proposal(tree=tree, draft_rows=rows),
+            is_in=state.is_in,
+            slots=None if is_path else every_node(view, self.capacity),
+        )
 
 
-def model_path(model: LanguageModel, depth: int, rule: Rule = RULES["token"]) -> ModelTree:
-    """Make the drafter of a single sampled path.
+@dataclasses.dataclass(frozen=True)
+class FixedTree(_Layered):
+    """A tree of the same shape in each round.
 
-    Args:
-      model: the draft network.
+    Point masses are the most probable tokens after each prefix, whatever the temperature. Sampled
+    kinds draw from the model's row, at the request's temperature and filters. Two drafters that
+    differ in the model alone are equal: they share programs.
+
+    Attributes:
+      model: a callable, or a network that takes trees.
+      shape: the branching at each depth, such as (2, 1), or a `Shape`.
+      rule: how candidates are verified; its kind of proposal says how they are drawn.
+      max_nodes: keep the first nodes of a branching only, the root counted; default all.
+    """
+
+    model: Model = dataclasses.field(compare=False)
+    shape: Shape | tuple[int, ...]
+    rule: Rule = RULES["point_mass"]
+    max_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a shape, rule or model that do not fit each other."""
+        super().__post_init__()
+        most = self.capacity.max_children
+        if self.rule.proposal is WithoutReplacement and most > self.model.vocab:
+            raise ValueError(
+                f"shape has nodes with {most} children: more than the {self.model.vocab} tokens to "
+                "draw without replacement"
+            )
+
+    @functools.cached_property
+    def layout(self) -> Shape:
+        """The shape."""
+        return shape_of(self.shape, self.max_nodes)
+
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON-serializable description, the tree by its parents where it is irregular."""
+        shape = self.shape
+        plain = list(shape.parents if isinstance(shape, Shape) else shape)
+        return {**super().describe(), "shape": plain, "max_nodes": self.capacity.max_nodes}
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledPath(_Layered):
+    """A single path, each token sampled from the model's row; see `FixedTree`.
+
+    Attributes:
+      model: a callable, or a network.
       depth: T, tokens to draft in a round.
       rule: `RULES["token"]`, or `RULES["block"]` for block verification.
-
-    Raises:
-      ValueError: an argument is invalid.
-    """
-    assert_between("depth", depth, 1, MAX_NODES - 1)
-    return ModelTree(model, (1,) * depth, rule)
-
-
-def root_logits(
-    blocks: BatchedNetwork, params: Any, cache: Cache, view: View
-) -> tuple[jax.Array, Cache]:
-    """Feed the last two tokens of each text and return the logits after the last, [B, V].
-
-    After a fully accepted path two tokens are new to the draft's cache, else one; feeding both each
-    time needs no branch. A text of one token is fed from slot 0, with whatever stands after it.
-    """
-    at = jnp.maximum(view.length - 2, 0)
-    last = per_sequence(lambda tokens, at: jax.lax.dynamic_slice(tokens, (at,), (2,)))(
-        view.tokens, at
-    )
-    logits, cache = blocks.stretch(params, last, cache, at)
-    place = (view.root - at)[:, None, None]
-    return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
-
-
-def sampling_rows(logits: jax.Array, view: View) -> jax.Array:
-    """Turn logits [B, L, V] into the probabilities that candidates are drawn from.
-
-    They are taken by the same steps as the target's rows, at the same temperature and filters.
     """
 
-    def one(logits: jax.Array, temperature: Any, top_k: Any, top_p: Any) -> jax.Array:
-        source = Logits(values=logits, temperature=temperature, top_k=top_k, top_p=top_p)
-        return per_sequence(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
+    kinds = (WithReplacement, WithoutReplacement)
+    model: Model = dataclasses.field(compare=False)
+    depth: int
+    rule: Rule = RULES["token"]
 
-    return per_sequence(one)(logits, view.temperature, view.top_k, view.top_p)
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule that is not for sampled candidates, or no depth."""
+        assert_between("depth", self.depth, 1, MAX_NODES - 1)
+        super().__post_init__()
+
+    @functools.cached_property
+    def layout(self) -> Shape:
+        """A chain."""
+        return Shape.of_branching((1,) * self.depth)

@@ -1,4 +1,4 @@
-"""Plots of runs: what each drafter cost, and how often its candidates were accepted."""
+"""Plots of runs: the cost of each drafter, and how often its candidates were accepted."""
 
 import importlib
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.decode import Rate
-from jaxspec.experiments.compare import Comparison, Run
+from jaxspec.experiments.comparison import Comparison, Run
 from jaxspec.extras import needs
 
 _Z = 1.959964  # two-sided 95 %
@@ -18,15 +18,7 @@ _NAME_WIDTH = 16
 
 
 def assert_plottable(path: str | Path) -> None:
-    """Find out before long work whether `plot` can write to a path.
-
-    Args:
-      path: an image file.
-
-    Raises:
-      ImportError: matplotlib is not installed; it comes with the extra `plot`.
-      ValueError: its suffix is no format that matplotlib writes.
-    """
+    """Raise ImportError or ValueError, before long work, if `plot` cannot write to a path."""
     canvas = _matplotlib("backend_bases").FigureCanvasBase
     suffix = Path(path).suffix.removeprefix(".").lower()
     if suffix not in canvas.get_supported_filetypes():
@@ -34,62 +26,52 @@ def assert_plottable(path: str | Path) -> None:
         raise ValueError(f"{path}: its suffix must be one of {formats}")
 
 
-def plot(comparisons: Sequence[Comparison], path: str | Path) -> None:
-    """Draw comparisons and write the picture to a file; see `draw`.
+def plot(comparisons: Sequence[Comparison], path: str | Path | None = None) -> Any:
+    """Plot tokens per target batch, and acceptance by depth and by sibling rank.
+
+    A run has the same colour in all three parts.
 
     Args:
-      comparisons: of one baseline.
-      path: an image file; its suffix decides the format.
-
-    Raises:
-      ImportError: matplotlib is not installed; it comes with the extra `plot`.
-      ValueError: there is nothing to plot, or matplotlib does not know the format.
-      OSError: the file cannot be written.
-    """
-    _assert_any(comparisons)
-    assert_plottable(path)
-    draw(comparisons).savefig(path, dpi=150)
-
-
-def draw(comparisons: Sequence[Comparison]) -> Any:
-    """Draw tokens per target batch, and acceptance by depth and by sibling rank.
-
-    A run has one colour in all three parts.
-
-    Args:
-      comparisons: of one baseline.
+      comparisons: comparisons with one baseline.
+      path: an image file to write, its suffix decides the format; None to write none.
 
     Returns:
       A `matplotlib.figure.Figure`.
 
     Raises:
-      ImportError: matplotlib is not installed.
-      ValueError: there are no comparisons.
+      ImportError: matplotlib is not installed; it is in the extra `plot`.
+      ValueError: there is nothing to plot, or matplotlib does not know the format.
+      OSError: the file cannot be written.
     """
-    _assert_any(comparisons)
-    sheet = _matplotlib("figure").Figure(figsize=(11, 3.6), layout="constrained")
+    if not comparisons:
+        raise ValueError("there is nothing to plot: no comparisons")
+    if path is not None:
+        assert_plottable(path)
+    figure = _matplotlib("figure").Figure(figsize=(11, 3.6), layout="constrained")
     runs = [comparison.speculative for comparison in comparisons]
-    by_batch, by_depth, by_rank = sheet.subplots(1, 3)
+    by_batch, by_depth, by_rank = figure.subplots(1, 3)
     _plot_tokens(by_batch, [comparisons[0].baseline, *runs])
     plot_acceptance(by_depth, runs, "depth")
     plot_acceptance(by_rank, runs, "sibling")
     by_depth.set_ylabel("share accepted, 95 % interval")
     handles, labels = by_depth.get_legend_handles_labels()
     columns = max(1, min(len(labels), 4))
-    sheet.legend(handles, labels, frameon=False, loc="outside lower center", ncols=columns)
-    return sheet
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=columns)
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
 
 
 def plot_acceptance(axis: Any, runs: Sequence[Run], by: str) -> None:
-    """Draw how often candidates were accepted, with 95 % intervals (Wilson's).
+    """Plot how often candidates were accepted, with 95 % intervals (Wilson's).
 
     Args:
       axis: a `matplotlib.axes.Axes`.
-      runs: number i gets the colour Ci.
+      runs: run i has the colour Ci.
       by: "depth" or "sibling".
 
     Raises:
-      ValueError: another `by`.
+      ValueError: `by` is something else.
     """
     if by not in ("depth", "sibling"):
         raise ValueError(f'by is {by!r}: must be "depth" or "sibling"')
@@ -97,7 +79,7 @@ def plot_acceptance(axis: Any, runs: Sequence[Run], by: str) -> None:
     for number, run in enumerate(runs):
         rates = run.metrics.by_depth if by == "depth" else run.metrics.by_rank
         seen = [(place, rate) for place, rate in enumerate(rates, 1) if rate.chances]
-        # Beside each other, so that no interval hides another.
+        # Side by side, so that no interval hides another.
         shift = min(0.08, 0.6 / len(runs)) * (number - (len(runs) - 1) / 2)
         shares = [rate.hits / rate.chances for _, rate in seen]
         ends = [_interval(rate) for _, rate in seen]
@@ -105,8 +87,8 @@ def plot_acceptance(axis: Any, runs: Sequence[Run], by: str) -> None:
             [place + shift for place, _ in seen],
             shares,
             yerr=[
-                [share - low for share, (low, _) in zip(shares, ends, strict=True)],
-                [high - share for share, (_, high) in zip(shares, ends, strict=True)],
+                [abs(share - end[side]) for share, end in zip(shares, ends, strict=True)]
+                for side in (0, 1)
             ],
             marker="o",
             capsize=2,
@@ -121,12 +103,12 @@ def plot_acceptance(axis: Any, runs: Sequence[Run], by: str) -> None:
         xlabel=by,
         xlim=(0.5, furthest + 0.5),
         xticks=range(1, furthest + 1, step),
-        ylim=(-0.04, 1.04),  # markers at 0 and 1 are drawn whole
+        ylim=(-0.04, 1.04),  # so that markers at 0 and 1 are not cut
     )
 
 
 def _plot_tokens(axis: Any, runs: Sequence[Run]) -> None:
-    """Draw a bar for each run with its value, the first in grey."""
+    """Plot a labelled bar for each run, the first in grey."""
     values = [run.metrics.tokens_per_target_batch for run in runs]
     colours = [_BASELINE, *(f"C{number}" for number in range(len(runs) - 1))]
     bars = axis.barh(range(len(runs)), [value or 0.0 for value in values], color=colours)
@@ -140,16 +122,11 @@ def _plot_tokens(axis: Any, runs: Sequence[Run]) -> None:
 
 
 def _interval(rate: Rate) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share; it holds the share itself."""
+    """Return Wilson's 95 % interval of a share; it contains the share."""
     n, share = rate.chances, rate.hits / rate.chances
     middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
     return min(middle - half, share), max(middle + half, share)
-
-
-def _assert_any(comparisons: Sequence[Comparison]) -> None:
-    if not comparisons:
-        raise ValueError("there is nothing to plot: no comparisons")
 
 
 def _matplotlib(module: str) -> Any:

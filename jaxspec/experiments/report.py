@@ -1,125 +1,113 @@
-"""Runs side by side: a table, and plain values for JSON."""
+"""Runs side by side in a table, and in files: also those of experiments run elsewhere."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from jaxspec.decode import Rate
-from jaxspec.experiments.compare import LawComparison, Run
+from jaxspec import storage
+from jaxspec.experiments.comparison import Run
+from jaxspec.storage import Place, RecordError
 
-COUNTS = (
-    "rounds",
-    "new_tokens",
-    "drafted",
-    "accepted",
-    "target_queries",
-    "target_calls",
-    "target_batches",
-    "draft_queries",
-    "draft_calls",
-    "draft_batches",
-)
-"""The counts of `Metrics` that a report gives."""
+EXPERIMENT = "experiment"
+"""Kind of the files that `save` writes."""
+
+_COSTS = [
+    f"{model} {what}" for model in ("target", "draft") for what in ("queries", "calls", "batches")
+]
 
 
-def run_to_json(run: Run) -> dict[str, Any]:
-    """Give a run in plain values; a rate that had no chance is absent."""
+def save(path: str | Path, runs: Sequence[Run]) -> None:
+    """Save runs to a .json or .npz file."""
+    storage.save(path, EXPERIMENT, [plain(run) for run in runs])
+
+
+def plain(run: Run) -> dict[str, Any]:
+    """Return a run as an object of plain values, without its records."""
+    values = dataclasses.asdict(dataclasses.replace(run, records=()))
+    del values["records"]
+    return values
+
+
+def load(path: str | Path) -> list[Run]:
+    """Load runs, or import those of an experiment run elsewhere.
+
+    An import is JSON of the form that `save` writes. Each run must have `name`, `decoder` with at
+    least `target` (the target model's name), `prompt`, `text` and `metrics`. `metrics` holds all
+    counts of `Metrics`; `by_depth` and `by_rank` may be absent, rates are objects of hits and
+    chances. Compare loaded runs by making a `Comparison`.
+
+    Raises:
+      RecordError: the file does not hold runs, or a run is malformed; the message says which run and
+        field.
+      OSError: the file cannot be read.
+    """
+    content = storage.load(path, EXPERIMENT)
+    if not isinstance(content, list):
+        raise RecordError(f"{path}: an experiment is a list of runs")
+    return [_run_of(value, Place(f"{path}: run {number}")) for number, value in enumerate(content)]
+
+
+def _run_of(value: Any, place: Place) -> Run:
+    if isinstance(value, dict):
+        value = {"request": {}, "finished": "budget", **value, "records": []}
+        if isinstance(value.get("metrics"), dict):
+            value["metrics"] = {"by_depth": [], "by_rank": [], **value["metrics"]}
+    run = storage.read(Run, value, place, extras=True)
+    if not isinstance(run.decoder.get("target"), str):
+        raise place.field("decoder").error("names no target model")
+    for name in ("by_depth", "by_rank"):
+        for number, rate in enumerate(getattr(run.metrics, name)):
+            if rate.hits > rate.chances:
+                at = place.field("metrics").field(name).item(number)
+                raise at.error(f"has {rate.hits} hits of {rate.chances} chances")
+    if run.metrics.new_tokens != len(run.text):
+        raise place.field("metrics").error(
+            f"count {run.metrics.new_tokens} new tokens, but the text has {len(run.text)}"
+        )
+    return run
+
+
+def cells(run: Run) -> Mapping[str, str]:
+    """Return the cells of a run's row in a table by their heads."""
     metrics = run.metrics
     rates = {
+        "tokens/batch": metrics.tokens_per_target_batch,
         "acceptance": metrics.acceptance.value,
-        "tokens_per_target_batch": metrics.tokens_per_target_batch,
-        "block_efficiency": metrics.block_efficiency,
     }
     return {
-        "name": run.name,
-        "decoder": run.decoder,
-        "prompt": list(run.prompt),
-        "seed": run.seed,
-        "text": list(run.text),
-        "finished": run.finished,
-        **{name: getattr(metrics, name) for name in COUNTS},
-        **{name: value for name, value in rates.items() if value is not None},
-        "by_depth": [_rate_to_json(rate) for rate in metrics.by_depth],
-        "by_rank": [_rate_to_json(rate) for rate in metrics.by_rank],
+        "rounds": str(metrics.rounds),
+        **{head: "-" if rate is None else f"{rate:.2f}" for head, rate in rates.items()},
+        **{head: str(getattr(metrics, head.replace(" ", "_"))) for head in _COSTS},
     }
-
-
-def _rate_to_json(rate: Rate) -> dict[str, Any]:
-    counts: dict[str, Any] = {"hits": rate.hits, "chances": rate.chances}
-    return counts if rate.value is None else counts | {"rate": rate.value}
-
-
-def law_to_json(law: LawComparison) -> dict[str, Any]:
-    """Give a comparison of laws in plain values."""
-    if law.test is None:
-        return {"tokens": law.tokens, "tv": law.tv, "target_tv": law.target_tv}
-    test = law.test
-    return {
-        "tokens": law.tokens,
-        "g": test.statistic,
-        "degrees": test.degrees,
-        "p_value": test.p_value,
-        "runs": list(test.sizes),
-        "level": test.level,
-        "power": test.power,
-        **({} if test.detectable is None else {"detectable_tv": test.detectable}),
-    }
-
-
-def law_in_words(law: LawComparison) -> str:
-    """Say what a comparison of laws found and what it could have found."""
-    if law.test is None:
-        return (
-            f"exact law of the first {law.tokens} tokens: total variation {law.tv:.1e} between the "
-            f"two, at most {law.target_tv:.1e} from the target's"
-        )
-    test = law.test
-    what = f"G-test on the first {law.tokens} tokens of {test.sizes[0]} + {test.sizes[1]} runs"
-    if test.degrees == 0:
-        return f"{what}: too few runs to tell anything"
-    could = (
-        "with too few runs to find any difference for certain"
-        if test.detectable is None
-        else f"finds a total variation of {test.detectable:.2f}"
-    )
-    return (
-        f"{what}: G = {test.statistic:.1f} on {test.degrees} degrees, p = {test.p_value:.3g}; "
-        f"{could} (power {test.power}, level {test.level})"
-    )
-
-
-_HEADS = ("queries", "calls", "batches")
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Lay runs out in a table, what was really asked apart from hypothetical batches.
+    """Return a table of runs, actual queries and calls apart from hypothetical batches.
 
-    All lines are of one width.
+    All lines have one width.
     """
-    names = ["", "", *(run.name for run in runs)]
-    columns = [
-        ["", "rounds", *(str(run.metrics.rounds) for run in runs)],
-        ["tokens/", "batch", *(_shown(run.metrics.tokens_per_target_batch) for run in runs)],
-        ["accep-", "tance", *(_shown(run.metrics.acceptance.value) for run in runs)],
+    rows = [cells(run) for run in runs]
+
+    def column(*heads: str, key: str) -> list[str]:
+        return _aligned([*heads, *(row[key] for row in rows)], str.rjust)
+
+    parts = [
+        _aligned(["", "", *(run.name for run in runs)], str.ljust, least=14),
+        column("", "rounds", key="rounds"),
+        column("tokens/", "batch", key="tokens/batch"),
+        column("accep-", "tance", key="acceptance"),
     ]
-    groups = [
-        [[head, *(str(getattr(run.metrics, f"{model}_{head}")) for run in runs)] for head in _HEADS]
-        for model in ("target", "draft")
-    ]
-    parts = [_aligned(names, str.ljust, least=14), *(_aligned(c, str.rjust) for c in columns)]
-    for model, group in zip(("target", "draft"), groups, strict=True):
-        lines = [
-            " ".join(cells) for cells in zip(*(_aligned(c, str.rjust) for c in group), strict=True)
-        ]
+    for model in ("target", "draft"):
+        heads = [head for head in _COSTS if head.startswith(model)]
+        group = [column(head.split()[1], key=head) for head in heads]
+        lines = [" ".join(line) for line in zip(*group, strict=True)]
         parts.append([f" {model} ".center(len(lines[0]), "-"), *lines])
-    return "\n".join("  ".join(cells) for cells in zip(*parts, strict=True))
+    return "\n".join("  ".join(line) for line in zip(*parts, strict=True))
 
 
 def _aligned(
-    cells: Sequence[str], align: Callable[[str, int], str], *, least: int = 6
+    column: Sequence[str], align: Callable[[str, int], str], *, least: int = 6
 ) -> list[str]:
-    width = max(least, *map(len, cells))
-    return [align(cell, width) for cell in cells]
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    width = max(least, *map(len, column))
+    return [align(cell, width) for cell in column]

@@ -1,60 +1,47 @@
-"""Models to verify with: networks in plain JAX, n-gram models, and what comes with the package."""
+"""Models: networks in plain JAX and their loaders, n-gram models, and bundled ones.
 
-from jaxspec.models.bundled import bundled_ngrams, bundled_providers, bundled_text
-from jaxspec.models.detokenizer import Detokenizer
-from jaxspec.models.llama import (
-    LlamaConfig,
-    LlamaParams,
-    in_panels,
-    init_llama,
-    llama,
-    rope_frequencies,
-)
+`jaxspec.models.provider` makes any callable a model, `jaxspec.models.network` any network with a
+cache.
+"""
+
+from jaxspec.models.bundled import bundled_ngrams, bundled_pair, bundled_providers, bundled_text
+from jaxspec.models.detokenizer import Detokenizer, StopText
+from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
+from jaxspec.models.load.fields import CheckpointError, CheckpointWarning
 from jaxspec.models.load.gguf import load_gguf
-from jaxspec.models.load.huggingface import load_config, load_huggingface
-from jaxspec.models.load.metadata import CheckpointWarning
-from jaxspec.models.load.smollm2 import chat_prompt, find_smollm2, load_smollm2
-from jaxspec.models.load.tensors import CheckpointError
+from jaxspec.models.load.huggingface import load_huggingface
+from jaxspec.models.load.smollm2 import chat_prompt, load_smollm2
 from jaxspec.models.load.tokenizers import TextTokenizer
 from jaxspec.models.load.tunix import from_tunix
-from jaxspec.models.ngram import ContextTable, NGram, bits_per_character, fit_ngram
-from jaxspec.models.pair import CharacterTokenizer, bundled_pair
-from jaxspec.models.stop_text import StopText
-from jaxspec.models.text import ContextError, TextError, decode, encode, split_text
-from training.save import save_huggingface
+from jaxspec.models.network import Block, LanguageModel
+from jaxspec.models.ngram import NGram, fit_ngram
+from jaxspec.models.provider import Provider
+from jaxspec.models.text import CharacterTokenizer, split_text
 
 __all__ = (
+    "Block",
     "CharacterTokenizer",
     "CheckpointError",
     "CheckpointWarning",
-    "ContextError",
-    "ContextTable",
     "Detokenizer",
+    "LanguageModel",
     "LlamaConfig",
-    "LlamaParams",
     "NGram",
+    "Provider",
     "StopText",
-    "TextError",
     "TextTokenizer",
-    "bits_per_character",
     "bundled_ngrams",
     "bundled_pair",
     "bundled_providers",
     "bundled_text",
     "chat_prompt",
-    "decode",
-    "encode",
-    "find_smollm2",
     "fit_ngram",
     "from_tunix",
-    "in_panels",
     "init_llama",
     "llama",
-    "load_config",
     "load_gguf",
     "load_huggingface",
     "load_smollm2",
     "rope_frequencies",
-    "save_huggingface",
     "split_text",
 )

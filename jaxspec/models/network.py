@@ -1,16 +1,17 @@
-"""Any network with a key-value cache, as three functions of one sequence.
+"""Any network with a key-value cache, as pure functions of one sequence.
 
-A network is asked about a block of tokens at a time. Which earlier tokens each of them sees is said
-by a mask over cache slots, and where it stands in the text by its position; so a block may be a
-stretch of text or a tree of candidates, and the same function prefills, drafts and verifies.
+A network is fed a `Block` of tokens at a time. The block's mask says which cache slots each token
+attends to, and its positions say where the tokens are in the text. A block is a span of text or
+(part of) a tree of candidates, so one function prefills, drafts and verifies.
 
-Slots and positions are two things. Committed text holds slot i at position i. A tree's nodes stand in
-consecutive slots after it, at the position of their depth, so that siblings have slots of their own
-at one position. To roll back is to write the next block from a smaller slot on: what stands
-beyond is masked until it is overwritten.
+Slots and positions differ. Committed text has slot i at position i. The nodes of a tree take
+consecutive slots after it, each at the position of its depth, so siblings share a position but not a
+slot and do not attend to each other: the logits after node n are those after the text that ends
+with node n. To roll back, write the next block from a smaller slot on: the slots beyond it are masked
+until they are overwritten.
 
-In the shape descriptions L denotes the tokens of a block, S the slots of a cache, D a depth, V the
-vocabulary.
+In the shape descriptions L denotes the tokens of a block, S the slots of a cache, N the nodes of a
+tree, D a depth, V the vocabulary.
 """
 
 import dataclasses
@@ -19,124 +20,132 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jaxspec.checks import assert_kind, assert_whole
+from jaxspec.checks import assert_kind, assert_whole, struct
 
 Cache: TypeAlias = Any
-"""A pytree of arrays, of sizes that do not change from call to call."""
+"""A pytree of arrays whose structure, shapes and dtypes stay the same from call to call."""
 
 
 class CacheError(ValueError):
-    """A cache is too small for what it is to hold, or cannot do what it is asked to."""
+    """A cache is too small, or does not support what is asked of it."""
 
 
 class ForwardError(ValueError):
-    """A network's `forward` gives something else than the protocol says."""
+    """The results of a network's `forward` differ from its protocol."""
 
 
 class TokensDifferError(ValueError):
-    """A target and a draft do not mean the same by the same token ids."""
+    """A token id has different meanings in a target and its draft."""
+
+
+@struct
+class Block:
+    """What a network is fed in one forward; build it with `of_text` or `of_tree`.
+
+    Attributes:
+      tokens: int32 [L]; -1 on padding.
+      positions: int32 [L], the position of each token in the text.
+      mask: bool [L, S], the cache slots that each token attends to, its own included.
+      first: int32 [], the slot of the first token, from 0 to S - L; the others follow it.
+    """
+
+    tokens: jax.Array  # [L]
+    positions: jax.Array  # [L]
+    mask: jax.Array  # [L, S]
+    first: jax.Array  # []
+
+    @classmethod
+    def of_text(cls, tokens: jax.Array, first: jax.Array | int, slots: int) -> "Block":
+        """Make the block of a span of text, in which each token attends to all before it.
+
+        Args:
+          tokens: int32 [L].
+          first: int32 [], slot and position of the first token.
+          slots: S.
+
+        >>> block = Block.of_text(jnp.array([7, 5]), 1, slots=4)
+        >>> block.positions.tolist(), block.mask.astype(int).tolist()
+        ([1, 2], [[1, 1, 0, 0], [1, 1, 1, 0]])
+        """
+        first = jnp.asarray(first, jnp.int32)
+        positions = first + jnp.arange(tokens.shape[0], dtype=jnp.int32)
+        mask = jnp.arange(slots, dtype=jnp.int32)[None] <= positions[:, None]
+        return cls(tokens=tokens, positions=positions, mask=mask, first=first)
+
+    @classmethod
+    def of_tree(
+        cls,
+        tokens: jax.Array,
+        depths: jax.Array,
+        seen: jax.Array,
+        root: jax.Array | int,
+        slots: int,
+        offset: jax.Array | int = 0,
+    ) -> "Block":
+        """Make the block of consecutive nodes of a tree, which attend to all slots before the root.
+
+        Args:
+          tokens: int32 [L].
+          depths: int32 [L], depth of each node, 0 for the root.
+          seen: bool [L, N], the nodes that each node attends to: its ancestors and itself.
+          root: int32 [], slot and position of the root, node 0; node n has slot root + n.
+          slots: S.
+          offset: int32 [], the node number of the first token.
+
+        >>> seen = jnp.array([[True, False], [True, True]])
+        >>> block = Block.of_tree(jnp.array([7, 5]), jnp.array([0, 1]), seen, 2, slots=5)
+        >>> block.positions.tolist(), block.mask.astype(int).tolist()
+        ([2, 3], [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
+        """
+        root = jnp.asarray(root, jnp.int32)
+        nodes = jnp.arange(slots, dtype=jnp.int32) - root
+        inside = seen[:, jnp.clip(nodes, 0, seen.shape[1] - 1)]
+        mask = jnp.where((nodes < seen.shape[1])[None], inside | (nodes < 0)[None], False)
+        return cls(tokens=tokens, positions=root + depths, mask=mask, first=root + offset)
 
 
 class Forward(Protocol):
-    """Run the network over a block and remember it."""
+    """Run the network over a block and store its keys and values."""
 
-    def __call__(
-        self,
-        params: Any,
-        tokens: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array,
-        cache: Cache,
-        at: jax.Array,
-    ) -> tuple[jax.Array, Cache]:
-        """Write a block's keys and values to slots at .. at + L - 1 and attend to the cache.
+    def __call__(self, params: Any, cache: Cache, block: Block) -> tuple[jax.Array, Cache]:
+        """Write the block's keys and values to its slots, then attend to the cache.
 
         Args:
           params: the network's parameters.
-          tokens: int32 [L], all in [0, V); padding is shown as token 0.
-          positions: int32 [L], place in the text of each token; below `max_context`.
-          mask: bool [L, S], the slots that each token sees, its own among them.
-          cache: as `init_cache` made it or an earlier call left it.
-          at: int32 [], from 0 to S - L. Whatever stood at these slots is forgotten.
+          cache: as `init_cache` made it or an earlier call returned it.
+          block: its tokens are in [0, V), its positions below `max_context`.
 
         Returns:
-          (logits [L, V] of the token after each, the cache). Other slots are left as they are.
+          (logits [L, V], row i for the token after token i; the cache). The previous contents of
+          the block's slots are overwritten, all other slots are unchanged.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class GuardedForward:
-    """A network's forward, shown what the protocol promises and held to what it promises itself.
-
-    Attributes:
-      name: the network's.
-      vocab: V.
-      max_context: its positions; None for no limit.
-      forward: the network's.
-    """
-
-    name: str
-    vocab: int
-    max_context: int | None
-    forward: Forward
-
-    def __call__(
-        self,
-        params: Any,
-        tokens: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array,
-        cache: Cache,
-        at: jax.Array,
-    ) -> tuple[jax.Array, Cache]:
-        """Run a block; see `Forward`.
-
-        Padding may be any token and stand at any position here: what it is and where is nobody's
-        concern, but a table of tokens or positions that is read beyond its end may give NaN, and a
-        masked NaN is NaN still.
-
-        Returns:
-          (logits float32 [L, V], the cache).
-
-        Raises:
-          ForwardError: when traced, if logits or cache have another shape or type.
-        """
-        tokens = jnp.clip(tokens, 0, self.vocab - 1)
-        if self.max_context is not None:
-            positions = jnp.minimum(positions, self.max_context - 1)
-        logits, after = self.forward(params, tokens, positions, mask, cache, at)
-        wanted = (tokens.shape[0], self.vocab)
-        if logits.shape != wanted or not jnp.issubdtype(logits.dtype, jnp.floating):
-            raise ForwardError(
-                f"{self.name}: forward gave logits {logits.dtype} {list(logits.shape)} for a block of "
-                f"{wanted[0]} tokens: must be floats {list(wanted)}, a row for each token"
-            )
-        if (given := shapes_of(after)) != (kept := shapes_of(cache)):
-            raise ForwardError(
-                f"{self.name}: forward was given a cache of {kept} and returned {given}: a cache must "
-                "keep its structure, shapes and types"
-            )
-        return logits.astype(jnp.float32), after
-
-
-def shapes_of(cache: Cache) -> Any:
-    """Describe a cache by its structure and the type of each array."""
-    return jax.tree.map(lambda x: f"{x.dtype} {list(x.shape)}", cache)
 
 
 class Keep(Protocol):
-    """Move accepted slots of a block to its front."""
+    """Move the slots of accepted nodes to the front of their block."""
 
-    def __call__(self, cache: Cache, at: jax.Array, path: jax.Array) -> Cache:
-        """Make slot at + i hold what slot at + path[i] holds, for each i where path[i] >= 0.
+    def __call__(self, cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
+        """Copy slot first + path[i] to slot first + i, for each i where path[i] >= 0.
 
         Args:
           cache: the cache.
-          at: int32 [], the block's first slot.
-          path: int32 [D + 1], increasing, path[i] >= i; -1 after the accepted nodes. Slots
-            at + i beyond them may hold anything afterwards.
+          first: int32 [], the block's first slot.
+          path: int32 [D + 1], increasing, path[i] >= i; -1 after the accepted nodes, where slots
+            first + i may hold anything afterwards.
         """
+
+
+def keep_slots(cache: Cache, first: jax.Array, path: jax.Array) -> Cache:
+    """Move slots as `Keep` says, in a cache whose arrays all have their slots on axis 1."""
+    places = jnp.arange(path.shape[0], dtype=jnp.int32)
+    sources = first + jnp.where(path >= 0, path, places)
+
+    def move(slots: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(slots, slots[:, sources], first, axis=1)
+
+    return jax.tree.map(move, cache)
 
 
 class Tokenizer(Protocol):
@@ -144,7 +153,7 @@ class Tokenizer(Protocol):
 
     @property
     def pieces(self) -> Sequence[str]:
-        """The token of each id; two models speak of the same tokens if these are equal."""
+        """The vocabulary entry of each id; models with equal entries share their tokens."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
@@ -153,25 +162,70 @@ class Tokenizer(Protocol):
         """Return the text of ids."""
 
 
+@dataclasses.dataclass(frozen=True)
+class GuardedForward:
+    """A `Forward` with its arguments made valid and its results checked.
+
+    It holds no parameters and is equal for models that share a forward: a static argument.
+    """
+
+    name: str
+    vocab: int
+    max_context: int | None
+    forward: Forward
+
+    def __call__(self, params: Any, cache: Cache, block: Block) -> tuple[jax.Array, Cache]:
+        """Run a block whose padding may be any token at any position; logits are float32.
+
+        Padding is clipped into range: a lookup beyond the end of a table may give NaN, and a masked
+        NaN is still NaN.
+
+        Raises:
+          ForwardError: when traced, if logits or cache have another shape or dtype.
+        """
+        tokens, positions = jnp.clip(block.tokens, 0, self.vocab - 1), block.positions
+        if self.max_context is not None:
+            positions = jnp.minimum(positions, self.max_context - 1)
+        block = dataclasses.replace(block, tokens=tokens, positions=positions)
+        logits, after = self.forward(params, cache, block)
+        wanted = (tokens.shape[0], self.vocab)
+        if logits.shape != wanted or not jnp.issubdtype(logits.dtype, jnp.floating):
+            raise ForwardError(
+                f"{self.name}: forward returned logits {logits.dtype} {list(logits.shape)} for a "
+                f"block of {wanted[0]} tokens: must be floats {list(wanted)}, a row for each token"
+            )
+        if (given := shapes_of(after)) != (before := shapes_of(cache)):
+            raise ForwardError(
+                f"{self.name}: forward was given a cache of {before} and returned {given}: a cache "
+                "must keep its structure, shapes and types"
+            )
+        return logits.astype(jnp.float32), after
+
+
+def shapes_of(cache: Cache) -> Any:
+    """Describe a cache by its structure and the dtype and shape of each array."""
+    return jax.tree.map(lambda x: f"{x.dtype} {list(x.shape)}", cache)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
     """A network with a cache.
 
-    `forward` and `keep` are pure functions of one sequence, traced under `jit` and `vmap`; a batch,
-    with its own slot for each sequence, is made by jaxspec. A network whose cache keeps one write
-    index for the whole batch fits, for it is only ever shown one sequence.
+    `forward` and `keep` are pure functions of one sequence, traced under `jit` and `vmap`; jaxspec
+    batches them. A network whose cache has one write index for the whole batch can be used, since it
+    only ever gets one sequence.
 
     Attributes:
       name: its id in records and messages.
-      vocab: V.
-      params: a pytree, handed to `forward` in every call and never closed over.
+      vocab: V. The tokenizer may have more tokens: in a prompt an id beyond V is an error.
+      params: a pytree, passed to `forward` in every call and never closed over.
       forward: see `Forward`.
       init_cache: makes an empty cache of S slots.
-      keep: see `Keep`. None for a cache whose slots cannot be moved: then trees are refused.
-      takes_trees: whether mask and positions are honoured as given. False for a network that only
-        knows stretches of text, each token after the one in the slot before: it verifies paths.
-      rolls_back: whether a block may be written over slots that were written before. A network that
-        carries a state forward (recurrent, or a ring of slots) cannot: decoding with it is refused.
+      keep: see `Keep`. None if slots cannot be moved: then the network verifies paths only.
+      takes_trees: whether mask and positions are honoured. False for a network that only takes
+        spans of text, each token after the one in the slot before: it verifies paths only.
+      rolls_back: whether slots can be overwritten, as decoding needs; not so for a network that
+        carries a state forward (recurrent, or a ring of slots).
       max_context: most positions it was made for; None for no limit.
       tokenizer: None for a network of bare ids.
     """
@@ -188,69 +242,46 @@ class LanguageModel:
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty vocabulary.
-
-        Its tokenizer may have more tokens: an id beyond the vocabulary is refused in a prompt.
-        """
+        """Raise ValueError if the vocabulary is empty."""
         assert_whole(f"{self.name}: vocab", self.vocab, 1)
 
     @property
     def guarded(self) -> GuardedForward:
-        """The network's forward, guarded; equal for models that share it."""
+        """The network's forward for blocks with padding, its results checked."""
         return GuardedForward(self.name, self.vocab, self.max_context, self.forward)
 
     def assert_rolls_back(self) -> None:
-        """Refuse a cache that speculative decoding would make wrong text from.
-
-        Raises:
-          CacheError: it cannot roll back.
-        """
+        """Raise CacheError if the cache cannot roll back, as speculative decoding needs."""
         if not self.rolls_back:
             raise CacheError(
-                f"{self.name}: its cache cannot roll back, so tokens that were not kept would stay in "
-                "it; decode it plainly with its own generator"
+                f"{self.name}: its cache cannot roll back, so rejected tokens would stay in it; use "
+                "the network's own generator without drafts"
             )
 
     def assert_takes_trees(self) -> None:
-        """Refuse to score a tree with a network that only knows stretches of text.
-
-        Raises:
-          CacheError: it honours no masks, or its slots cannot be moved.
-        """
+        """Raise CacheError if the network ignores masks or its slots cannot be moved."""
         if not self.takes_trees or self.keep is None:
-            why = "takes no mask" if not self.takes_trees else "has a cache whose slots cannot move"
+            why = "has a cache whose slots cannot move" if self.takes_trees else "takes no mask"
             raise CacheError(f"{self.name} {why}, so it verifies paths only: propose a path")
 
 
 def assert_language_model(name: str, value: Any) -> None:
-    """Refuse what is no `LanguageModel`, such as a provider, bare parameters or a path.
-
-    Raises:
-      ValueError: naming the argument and what was given.
-    """
+    """Raise ValueError unless a value is a `LanguageModel` (not a provider, parameters or a path)."""
     wanted = "a jaxspec.models.network.LanguageModel, such as models.load_huggingface gives"
     assert_kind(name, value, LanguageModel, wanted)
 
 
 def assert_same_tokens(target: LanguageModel, draft: LanguageModel) -> None:
-    """Raise unless the token ids that target and draft have in common mean the same.
+    """Raise TokensDifferError naming the first common id with different vocabulary entries.
 
-    The vocabularies may be padded to different sizes: ids beyond the smaller have probability 0 there.
-
-    Args:
-      target: the target.
-      draft: the draft.
-
-    Raises:
-      TokensDifferError: the tokenizers differ in a common token; which.
+    The vocabularies may be padded to different sizes: an id that one lacks has probability 0 there.
     """
     if target.tokenizer is None or draft.tokenizer is None:
         return
-    # One of them may name more tokens than the other: those are not common.
     pairs = zip(target.tokenizer.pieces, draft.tokenizer.pieces, strict=False)
     for token, (mine, other) in enumerate(pairs):
         if mine != other:
             raise TokensDifferError(
-                f"token {token} is {mine!r} to target {target.name}, {other!r} to draft {draft.name}: "
-                "their tokenizers differ"
+                f"token {token} is {mine!r} to target {target.name}, {other!r} to draft "
+                f"{draft.name}: their tokenizers differ"
             )

@@ -3,9 +3,9 @@
 A model is a tree of contexts, one flat table per context length. A context is found by its code
 `parent * V + older`: the row, in the table before, of the context without its oldest symbol, and
 that symbol. So one walk back from the latest symbol meets every context that a row mixes, codes fit
-an int64 at any order, and a model of a lower order is the same tables with the last ones left off.
+an int64 at any order, and a model of a lower order is the same tables without the last ones.
 
-All of it runs on the host in numpy; rows are handed out as jnp arrays. In the shape descriptions V
+All of it runs on the host in numpy; rows are returned as jnp arrays. In the shape descriptions V
 denotes the size of the alphabet, L the length of a context.
 """
 
@@ -18,31 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxspec.models.provider import Answer, Provider, Query
-from jaxspec.models.text import ContextError, TextError, encode, refuse, token_ids
-
-_CHUNK = 4096  # positions scored at once by `bits_per_character`
+from jaxspec.models.text import TextError, assert_none, encode, token_ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ContextTable:
-    """What followed each context of one length: C contexts, E pairs (context, next symbol).
+    """What followed each context of one length: C contexts, E pairs (context, next symbol)."""
 
-    Attributes:
-      codes: int64 [C], strictly increasing: `parent * V + older`; the empty context has code 0.
-      starts: int64 [C + 1]: the pairs of c are `starts[c]` to `starts[c + 1]`, at least one.
-      symbols: int32 [E]: next symbols, strictly increasing within a context.
-      counts: int32 [E]: how often each pair was seen, at least 1.
-    """
-
-    codes: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    symbols: npt.NDArray[np.int32]
-    counts: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int64]  # [C], increasing: parent * V + older; 0 for the empty context
+    starts: npt.NDArray[np.int64]  # [C + 1]: the pairs of c are starts[c] to starts[c + 1]
+    symbols: npt.NDArray[np.int32]  # [E]: next symbols, increasing within a context
+    counts: npt.NDArray[np.int32]  # [E]: how often each pair was seen, at least 1
 
 
-# Witten-Bell and not interpolated Kneser-Ney: on the shipped text they are level up to order 4
-# (held out, order 5: 1.70 against 1.68 bits), and only here are the rows of a truncated model, and
-# of a short context, those of the model of that order, with one set of counts for all orders.
+# Witten-Bell and not interpolated Kneser-Ney: on the bundled text they are equal up to order 4
+# (held out, order 5: 1.70 and 1.68 bits), and only with it are the rows of a truncated model, and of
+# a short context, those of the model of that order, with one set of counts for all orders.
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NGram:
     """An interpolated n-gram model of characters, made by `fit_ngram`.
@@ -53,10 +44,10 @@ class NGram:
         P(x | c) = (n(c, x) + T(c) P(x | c')) / (n(c) + T(c)),    P(x | c') where c was never seen,
 
     down to 1 / V below the empty context. So every entry is positive and every row sums to 1.
-    (Handed out as float32, an entry below 1e-38 may be 0: on the shipped text only above order 9.)
+    (As float32, an entry below 1e-38 may be 0: on the bundled text only above order 9.)
 
     Attributes:
-      alphabet: the V symbols, sorted; a token id is a place in it.
+      alphabet: the V symbols, sorted; a token id is an index in it.
       tables: one `ContextTable` per context length 0 .. order - 1.
 
     References:
@@ -93,7 +84,7 @@ class NGram:
           float32 [..., V], strictly positive, each row summing to 1 within 1e-6.
 
         Raises:
-          ContextError: an id outside [-1, V), a -1 right of a symbol, not integers, or a scalar.
+          TextError: an id outside [-1, V), a -1 right of a symbol, not integers, or a scalar.
 
         >>> model = fit_ngram("abab", 2)
         >>> rows = model.rows([[0], [1], [-1]])  # after a, after b, after nothing
@@ -102,58 +93,33 @@ class NGram:
         """
         ids = token_ids(contexts, "contexts", -1, self.vocabulary)
         late = (ids < 0) & np.logical_or.accumulate(ids >= 0, axis=-1)
-        refuse(ids, late, "contexts", "right of a symbol; padding stands on the left")
+        assert_none(ids, late, "contexts", "right of a symbol; padding goes on the left")
         return jnp.asarray(self._rows(ids).astype(np.float32))
 
     def row(self, context: npt.ArrayLike) -> jax.Array:
-        """Return the next-symbol distribution after one context.
-
-        Equal to `rows` on that context.
-
-        Args:
-          context: integers [L] in [0, V), any L; -1 on the left means "no symbol".
-
-        Returns:
-          float32 [V], strictly positive, summing to 1 within 1e-6.
-
-        Raises:
-          ContextError: as in `rows`, or more than one context.
+        """Return the row of one context [L], float32 [V]; see `rows`.
 
         >>> fit_ngram("abab", 1).row([]).tolist()
         [0.5, 0.5]
         """
         if np.ndim(context) != 1:
-            raise ContextError(f"context has shape {np.shape(context)}, not [L]; rows takes more")
+            raise TextError(f"context has shape {np.shape(context)}, not [L]; rows takes more")
         return self.rows(context)
 
     def truncated(self, order: int) -> "NGram":
-        """Return the model of a lower order, which shares this one's tables.
+        """Return the model of a lower order, from 0 (uniform) on, which shares this one's tables.
 
         Its rows are those of `fit_ngram` at that order on the same text, bit for bit.
 
-        Args:
-          order: from 0, the uniform model, to this model's order.
-
-        Returns:
-          The model of that order.
-
         Raises:
           TextError: an order that was not counted.
-
-        >>> fit_ngram("abab", 3).truncated(1).order
-        1
         """
         if not 0 <= order <= self.order:
             raise TextError(f"order {order} is not in 0 .. {self.order}; fit a model of that order")
         return dataclasses.replace(self, tables=self.tables[:order])
 
     def provider(self, name: str) -> Provider:
-        """Return the model as a provider for builders, scorers and decoders.
-
-        All contexts of a call are looked up at once; its rows are those of `rows`.
-
-        Args:
-          name: the model's id in records.
+        """Return the model as a provider; all contexts of a call are looked up at once.
 
         >>> model = fit_ngram("abab", 2).provider("ab")
         >>> rows, usage = model.rows([(0, 1), (0,)])
@@ -173,12 +139,12 @@ class NGram:
         return Provider(name=name, vocab=self.vocabulary, ask=ask, is_batched=True)
 
     def _rows(self, contexts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return float64 rows [..., V] of checked contexts [..., L]."""
+        """Return the rows [..., V] of checked contexts [..., L]."""
         *batch, length = contexts.shape
         flat, size = contexts.reshape(math.prod(batch), length), self.vocabulary
         rows = np.full((len(flat), size), 1 / size)
         alive = np.arange(len(flat))  # the contexts still found in the tree,
-        place = np.zeros_like(alive)  # and where in the table at hand
+        place = np.zeros_like(alive)  # and their places in the current table
         for depth, table in enumerate(self.tables[: length + 1]):
             if depth:
                 older = flat[alive, -depth]
@@ -203,19 +169,15 @@ def fit_ngram(text: str, order: int, alphabet: str | None = None) -> NGram:
     """Count the n-grams of a text up to an order.
 
     Every position counts once at each context length that fits before it. A target and a draft must
-    share one alphabet: fit both with the same, or take the shorter by `NGram.truncated`.
+    share one alphabet: fit both with the same, or use `NGram.truncated`.
 
     Args:
       text: at least `order` characters, and at least one.
       order: length of the longest n-gram, at least 0; 0 is the uniform model.
       alphabet: sorted distinct symbols; those of the text unless given.
 
-    Returns:
-      The model.
-
     Raises:
-      TextError: a text too short, a symbol outside the alphabet, an alphabet that is not sorted
-        distinct symbols, or a negative order.
+      TextError: a text too short, a symbol outside the alphabet, or an invalid alphabet or order.
 
     >>> model = fit_ngram("abracadabra", 3)
     >>> model.alphabet, [len(table.codes) for table in model.tables]
@@ -267,35 +229,3 @@ def _distinct_grams(
         code, bound = code * (size + 1) + column, bound * (size + 1)
     _, first, weights = np.unique(code, return_index=True, return_counts=True)
     return np.stack([column[first] for column in columns], axis=1) - 1, weights
-
-
-def bits_per_character(model: NGram, text: str) -> float:
-    """Return the mean of -log2 P(symbol | the text before it).
-
-    The first symbols have short contexts. A uniform model has log2 V bits.
-
-    Args:
-      model: the model.
-      text: at least one character, all in the model's alphabet.
-
-    Returns:
-      Bits per character.
-
-    Raises:
-      TextError: an empty text, or a symbol outside the alphabet.
-
-    >>> bits_per_character(fit_ngram("abab", 0), "abba")
-    1.0
-    """
-    if not text:
-        raise TextError("text is empty; it has no bits per character")
-    tokens = encode(text, model.alphabet).astype(np.int64)
-    reach = max(model.order - 1, 0)
-    padded = np.concatenate([np.full(reach, -1), tokens])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach + 1)
-    bits = 0.0
-    for at in range(0, len(windows), _CHUNK):
-        chunk = windows[at : at + _CHUNK]
-        rows = model._rows(chunk[:, :-1])
-        bits -= float(np.log2(np.take_along_axis(rows, chunk[:, -1:], axis=1)).sum())
-    return bits / len(tokens)

@@ -1,24 +1,23 @@
-"""What a file holds, built into dataclasses: every field is checked against its annotation first.
+"""Reading of plain values into dataclasses, driven by the annotations of their fields.
 
-One reader serves every kind of record. It knows these annotations: bool, int, float, str, None and
-unions with it, `Literal`, tuples, dictionaries with string keys, dataclasses, `Any` (plain values),
-`StoredArray`, and `Annotated[int, Range(...)]`. An int without a range is a count, from 0 on.
-
-Arrays are compared by shape before their numbers are read, so that a file cannot ask for memory that
-its other fields do not account for.
+Known annotations: bool, int, float, str, None and unions with it, `Literal`, enums (a member's name
+in lower case), tuples, dictionaries with string keys, dataclasses, `Any` (plain values),
+`StoredArray`, `Annotated[int, Range(...)]`. An int without a range is a count, from 0 on.
 """
 
 import dataclasses
+import enum
 import functools
 import itertools
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxspec.storage.files import RecordError, StoredArray, shortened, shown
+from jaxspec.storage.place import Place, RecordError, shown
+from jaxspec.storage.records import StoredArray
 
 T = TypeVar("T")
 
@@ -26,174 +25,110 @@ MOST_TOKENS = 1 << 22
 """Tokens of one text that is stored as an array."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The integers that a field may hold.
-
-    Attributes:
-      least: the least.
-      most: the greatest.
-    """
+class Range(NamedTuple):
+    """The integers that a field may hold, from `least` to `most`."""
 
     least: int
     most: int
 
-    @property
-    def words(self) -> str:
-        """Say it in an error."""
-        return f"a whole number from {self.least} to {self.most}"
+    def __str__(self) -> str:
+        """Describe it for an error."""
+        return f"an integer from {self.least} to {self.most}"
 
 
-COUNT = Range(0, 2**63 - 1)
-TOKEN = Range(0, 2**31 - 1)
 INT32 = Range(-(2**31), 2**31 - 1)
 
-Token = Annotated[int, TOKEN]
+Token = Annotated[int, Range(0, 2**31 - 1)]
 """A token id, or a position in a text."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where in a file a value is, for errors.
-
-    Attributes:
-      source: the file, and which of its records.
-      path: the field in it; empty for the record itself.
-    """
-
-    source: str
-    path: str = ""
-
-    def __str__(self) -> str:
-        """Name it."""
-        return f"{self.source}: {shortened(self.path)}" if self.path else self.source
-
-    def field(self, name: str) -> "Place":
-        """Return the place of a field of this one."""
-        name = name if len(name) <= 80 else shown(name)
-        return Place(self.source, f"{self.path}.{name}" if self.path else name)
-
-    def item(self, index: int) -> "Place":
-        """Return the place of an item of this list."""
-        return Place(self.source, f"{self.path}[{index}]")
-
-    def error(self, what: str) -> RecordError:
-        """Return the error that says what is wrong here."""
-        return RecordError(f"{self} {what}" if self.path else f"{self}: {what}")
-
-    def missing(self, name: str) -> RecordError:
-        """Return the error for a field that is not there."""
-        return RecordError(f"{self}: {name!r} is missing")
-
-    def wrong(self, value: Any, wanted: str) -> RecordError:
-        """Return the error that shows a value and says what must be there."""
-        if isinstance(value, StoredArray):
-            given = f"an array of shape {shown(value.shape)}"
-        else:
-            given = f"a {type(value).__name__}" if isinstance(value, dict | list) else shown(value)
-        return self.error(f"is {given}, wanted {wanted}")
+_PLAIN = {
+    bool: ((bool,), "true or false"),
+    str: ((str,), "a string"),
+    float: ((int, float), "a number"),
+}
 
 
-def build(cls: type[T], value: Any, place: Place, *, extras: bool = False) -> T:
+def read(cls: type[T], value: Any, place: Place, *, extras: bool = False) -> T:
     """Build a dataclass from an object of its fields.
 
     Args:
       cls: a dataclass; its annotations say what each field must be.
-      value: what the file holds.
-      place: where.
-      extras: whether the object may hold fields that the dataclass has not.
+      value: the object, as `load` returns it.
+      place: where it is in the file.
+      extras: whether the object may hold fields that the dataclass does not have.
 
     Raises:
-      RecordError: a field is missing, not known, or not what its annotation says.
+      RecordError: a field is missing, unknown, or does not match its annotation.
     """
     if not isinstance(value, dict):
         raise RecordError(f"{place}: a {type(value).__name__}, wanted an object")
-    kinds = _kinds(typing.cast(Any, cls))
-    strange = [] if extras else [name for name in value if name not in kinds]
-    if strange:
-        raise place.error(f"holds a field that is not known here: {shown(strange[0])}")
-    found = {}
-    for name, (kind, is_optional) in kinds.items():
-        if name in value:
-            found[name] = read(kind, value[name], place.field(name))
-        elif not is_optional:
+    hints, optional = _fields(typing.cast(Any, cls))
+    for name in value:
+        if not extras and name not in hints:
+            raise place.error(f"holds an unknown field: {shown(name)}")
+    for name in hints:
+        if name not in value and name not in optional:
             raise place.missing(name)
+    found = {
+        name: _read(hints[name], value[name], place.field(name)) for name in hints if name in value
+    }
     return cls(**found)
 
 
 @functools.cache
-def _kinds(cls: Any) -> Mapping[str, tuple[Any, bool]]:
-    """Return the annotation of each field, and whether it may be left out."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {
-        field.name: (
-            hints[field.name],
-            field.default is not dataclasses.MISSING
-            or field.default_factory is not dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(cls)
-    }
+def _fields(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the annotation of each field, and the names of those with a default."""
+    hints, unset = typing.get_type_hints(cls, include_extras=True), dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    optional = [f.name for f in fields if (f.default, f.default_factory) != (unset, unset)]
+    return {field.name: hints[field.name] for field in fields}, frozenset(optional)
 
 
-def read(kind: Any, value: Any, place: Place) -> Any:
-    """Check a value against an annotation and return what it stands for.
-
-    Raises:
-      RecordError: it is something else.
-    """
+def _read(kind: Any, value: Any, place: Place) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if (within := _range_of(kind)) is not None:
-        return _integer(value, within, place)
-    if kind is float:
-        if type(value) not in (int, float):
-            raise place.wrong(value, "a number")
-        return float(value)
-    if kind in (bool, str):
-        if type(value) is not kind:
-            raise place.wrong(value, "true or false" if kind is bool else "a string")
-        return value
+        return _integers([value], within, lambda _: place)[0]
+    if kind in _PLAIN:
+        accepted, wanted = _PLAIN[kind]
+        if type(value) not in accepted:
+            raise place.wrong(value, wanted)
+        return kind(value)
     if kind is Any:
-        _assert_plain(value, place)
-        return value
+        return _plain(value, place)
     if kind is StoredArray:
-        return value if isinstance(value, StoredArray) else _listed(value, place)
+        return value if isinstance(value, StoredArray) else _nested(value, place)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[_read(Literal[*(each.name.lower() for each in kind)], value, place).upper()]
     if origin is Literal:
         if not any(type(value) is type(each) and value == each for each in arguments):
             raise place.wrong(value, f"one of {', '.join(map(repr, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
         (other,) = [each for each in arguments if each is not types.NoneType]
-        return None if value is None else read(other, value, place)
+        return None if value is None else _read(other, value, place)
     if origin is tuple:
         return _tuple(arguments, value, place)
     if origin is dict:
         if not isinstance(value, dict):
             raise place.wrong(value, "an object")
-        return {name: read(arguments[1], v, place.field(name)) for name, v in value.items()}
+        return {name: _read(arguments[1], v, place.field(name)) for name, v in value.items()}
     if dataclasses.is_dataclass(kind):
-        return build(typing.cast(type, kind), value, place)
-    raise TypeError(f"{place.path}: no reader for {kind}")  # an annotation of ours, not of the file
-
-
-def _integer(value: Any, within: Range, place: Place) -> int:
-    if type(value) is not int or not within.least <= value <= within.most:
-        raise place.wrong(value, within.words)
-    return value
+        return read(typing.cast(type, kind), value, place)
+    raise TypeError(f"{place.path}: no reader for {kind}")  # an annotation here, not in the file
 
 
 def _range_of(kind: Any) -> Range | None:
     """Return the integers that an annotation allows; None if it is not one of integers."""
     if typing.get_origin(kind) is Annotated:
         return typing.get_args(kind)[1]
-    return COUNT if kind is int else None
+    return Range(0, 2**63 - 1) if kind is int else None
 
 
-def _integers_of(values: list[Any], within: Range, place: Place) -> tuple[int, ...]:
-    """Return a list of integers as a tuple; a text may have millions."""
-    least, most = within.least, within.most
+def _integers(values: list[Any], within: Range, at: Any) -> tuple[int, ...]:
+    least, most = within
     for index, value in enumerate(values):
         if type(value) is not int or not least <= value <= most:
-            raise place.item(index).wrong(value, within.words)
+            raise at(index).wrong(value, str(within))
     return tuple(values)
 
 
@@ -206,52 +141,49 @@ def _tuple(kinds: Sequence[Any], value: Any, place: Place) -> tuple[Any, ...]:
         raise place.wrong(value, "a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         if (within := _range_of(kinds[0])) is not None:
-            return _integers_of(value, within, place)
+            return _integers(value, within, place.item)
         kinds = [kinds[0]] * len(value)
     if len(value) != len(kinds):
         raise place.error(f"has {len(value)} items, wanted {len(kinds)}")
     pairs = zip(kinds, value, strict=True)
-    return tuple(read(kind, item, place.item(index)) for index, (kind, item) in enumerate(pairs))
+    return tuple(_read(kind, item, place.item(index)) for index, (kind, item) in enumerate(pairs))
 
 
-def _assert_plain(value: Any, place: Place) -> None:
+def _plain(value: Any, place: Place) -> Any:
     if isinstance(value, StoredArray):
         raise place.wrong(value, "a plain value")
     if isinstance(value, dict):
-        for name, item in value.items():
-            _assert_plain(item, place.field(name))
+        return {name: _plain(item, place.field(name)) for name, item in value.items()}
     if isinstance(value, list):
-        for index, item in enumerate(value):
-            _assert_plain(item, place.item(index))
+        return [_plain(item, place.item(index)) for index, item in enumerate(value)]
+    return value
 
 
 # --- arrays
 
 
-def _listed(value: Any, place: Place) -> StoredArray:
-    """Take nested lists of numbers for an array, its shape that of the first list of each level."""
+def _nested(value: Any, place: Place) -> StoredArray:
+    """Describe nested lists of numbers as an array."""
     shape: list[int] = []
-    first = value
-    while isinstance(first, list):
-        shape.append(len(first))
-        first = first[0] if first else 0
-    if type(first) not in (int, float):
-        raise place.wrong(first, "numbers")
+    level = [value]
+    while level and isinstance(level[0], list):
+        size = len(level[0])
+        for item in level:
+            if not isinstance(item, list) or len(item) != size:
+                got = f"{len(item)} items" if isinstance(item, list) else shown(item)
+                raise place.error(
+                    f"is inhomogeneous: {got} along axis {len(shape)}, wanted {size} items"
+                )
+        shape.append(size)
+        level = list(itertools.chain.from_iterable(level))
+    for item in level:
+        if type(item) not in (int, float):
+            raise place.wrong(item, "numbers")
 
     def numbers() -> np.ndarray:
-        level = [value]
-        for axis, size in enumerate(shape):
-            ragged = [item for item in level if not isinstance(item, list) or len(item) != size]
-            if ragged:
-                got = f"{len(ragged[0])} items" if isinstance(ragged[0], list) else shown(ragged[0])
-                raise place.error(f"is inhomogeneous: {got} along axis {axis}, wanted {size} items")
-            level = list(itertools.chain.from_iterable(level))
-        kinds = {type(item) for item in level}
-        if not kinds <= {int, float}:
-            strange = next(item for item in level if type(item) not in (int, float))
-            raise place.wrong(strange, "numbers")
+        dtype = np.float64 if any(type(item) is float for item in level) else np.int64
         try:
-            return np.array(level, np.float64 if float in kinds else np.int64).reshape(shape)
+            return np.array(level, dtype).reshape(shape)
         except OverflowError as error:
             raise place.error("holds a number that is too large") from error
 
@@ -259,60 +191,44 @@ def _listed(value: Any, place: Place) -> StoredArray:
 
 
 def assert_shape(array: StoredArray, shape: Sequence[int], place: Place) -> None:
-    """Compare the shape that a file declares with what its other fields ask for."""
+    """Compare the shape that a file declares with the one that its other fields require."""
     if array.shape != tuple(shape):
         raise place.error(f"has shape {shown(array.shape)}, wanted {tuple(shape)}")
 
 
 def axes_of(array: StoredArray, most: Sequence[int], place: Place) -> tuple[int, ...]:
-    """Return the sizes of an array that decides on them, each from 1 to a greatest one."""
-    fits = len(array.shape) == len(most) and all(
-        1 <= size <= greatest for size, greatest in zip(array.shape, most, strict=True)
-    )
-    if not fits:
+    """Return the shape of an array that decides other sizes, each axis from 1 to its greatest."""
+    sizes = array.shape
+    if len(sizes) != len(most) or any(not 1 <= n <= m for n, m in zip(sizes, most, strict=True)):
         raise place.error(
-            f"has shape {shown(array.shape)}, wanted an array of rank {len(most)} with axes of 1 "
+            f"has shape {shown(sizes)}, wanted an array of rank {len(most)} with axes of 1 "
             f"to {' and '.join(map(str, most))}"
         )
-    return array.shape
+    return sizes
 
 
-def integers(
-    array: StoredArray, shape: Sequence[int], place: Place, within: Range = INT32
+def numbers(
+    array: StoredArray, shape: Sequence[int], place: Place, within: Range | None = None
 ) -> np.ndarray:
-    """Read an array of integers of a known shape, int32.
+    """Read an array of a known shape: float32, or int32 if `within` says which integers.
 
     Raises:
-      RecordError: it has another shape, holds other numbers than integers, or one out of the range.
+      RecordError: it has another shape, another type, or a number out of range.
     """
     assert_shape(array, shape, place)
     given = array.read()
-    if given.dtype.kind not in "iu":
-        raise place.error(f"holds {given.dtype}, wanted whole numbers of 32 bits")
-    _assert_all((given >= within.least) & (given <= within.most), given, place, within.words)
-    return given.astype(np.int32)
-
-
-def numbers(array: StoredArray, shape: Sequence[int], place: Place) -> np.ndarray:
-    """Read an array of numbers of a known shape, float32.
-
-    Raises:
-      RecordError: it has another shape, holds something else, or a number too large for float32.
-    """
-    assert_shape(array, shape, place)
-    given = array.read()
-    if given.dtype.kind not in "fiu":
-        raise place.error(f"holds {given.dtype}, wanted numbers")
+    if given.dtype.kind not in ("fiu" if within is None else "iu"):
+        wanted = "numbers" if within is None else "32-bit integers"
+        raise place.error(f"holds {given.dtype}, wanted {wanted}")
     with np.errstate(over="ignore", under="ignore"):
-        single = given.astype(np.float32)
-    _assert_all(np.isfinite(single), given, place, "a number finite in float32")
-    return single
-
-
-def _assert_all(is_fine: np.ndarray, given: np.ndarray, place: Place, wanted: str) -> None:
-    if is_fine.all():
-        return
-    at = np.unravel_index(int(np.argmin(is_fine)), given.shape)
-    for index in at:
-        place = place.item(int(index))
-    raise place.error(f"is {given[at]}, wanted {wanted}")
+        found = given.astype(np.float32 if within is None else np.int32)
+    if within is None:
+        is_valid = np.isfinite(found)
+    else:
+        is_valid = (given >= within.least) & (given <= within.most)
+    if not is_valid.all():
+        at = np.unravel_index(int(np.argmin(is_valid)), given.shape)
+        for index in at:
+            place = place.item(int(index))
+        raise place.error(f"is {given[at]}, wanted {within or 'a number finite in float32'}")
+    return found

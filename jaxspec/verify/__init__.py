@@ -1,4 +1,4 @@
-"""Which drafted tokens the target keeps."""
+"""Verifiers: which drafted tokens the target keeps. Private: the names are those of `jaxspec`."""
 
 from jaxspec.verify.bottom_up import verify_block, verify_traversal
 from jaxspec.verify.checked import Verifier, checked, strict

@@ -2,7 +2,7 @@
 
 A slab of rows that is mapped over would be copied, row by row, for each sequence. So a verifier
 under `vmap` sees the slabs of the whole batch, laid end to end, and the index of its own first row.
-On CPU the sequences then run one after the other, each touching only the rows it visits; on other
+On CPU the sequences then run one after the other, each reading only the rows it visits; on other
 platforms they run side by side.
 """
 
@@ -16,147 +16,113 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jaxspec.draws import Draws
-from jaxspec.logits import Logits
 from jaxspec.loops import varying_alike, while_loop
-from jaxspec.proposals import Proposal, Rows, as_source, with_draft_rows
-from jaxspec.rows import Probabilities
-from jaxspec.trees import NONE
-from jaxspec.verify.kernel import Room, draft_of, trusts
-from jaxspec.verify.verdict import Verdict
+from jaxspec.rows import RowSource
+from jaxspec.verify.arguments import Arguments
+from jaxspec.verify.reader import RowReader, Slabs
+from jaxspec.verify.verdict import Verdict, no_verdict
 
 SMALL_VOCABULARY = 4096
 """Below this many tokens a batch runs side by side on every platform: rows are cheap."""
 
-Walk = Callable[..., tuple[Verdict, jax.Array]]
+Walk = Callable[[RowReader], tuple[Verdict, jax.Array]]
+"""Decides a round; also returns whether unit masses must not be assumed."""
 
 
-def run(
-    walk: Walk,
-    draws: Draws,
-    proposal: Proposal,
-    target_rows: Rows,
-    bonus: jax.Array | bool,
-) -> Verdict:
+def run(walk: Walk, given: Arguments) -> Verdict:
     """Run a walk such that it is fast alone and under `vmap`."""
-    target = as_source(target_rows)
-    bonus = jnp.asarray(bonus)
-    draws, proposal, target, bonus = varying_alike((draws, proposal, target, bonus))
-    room = varying_alike((_room(target, draft_of(proposal)), draws.final))[0]
-    if target.values.shape[1] < SMALL_VOCABULARY:
-        return _settle(walk, draws, proposal, target, bonus, room, spans=False)
-    target, target_slab = _take_slab(target)
-    slabs = {"target": target_slab}
-    if proposal.draft_rows is not None:
-        draft, slabs["draft"] = _take_slab(as_source(proposal.draft_rows))
-        proposal = with_draft_rows(proposal, draft)
-    return _walk_slabs(walk)(slabs, (draws, proposal, target, bonus, room))
+    given = varying_alike(given)
+    target_slab, target = given.target.split()
+    draft_slab, draft = given.draft.split() if given.draft is not None else (None, None)
+    slabs, given = (target_slab, draft_slab), replace(given, target=target, draft=draft)
+    if target_slab.shape[1] < SMALL_VOCABULARY:
+        return _settle(walk, slabs, given, spans=False)
+    start = jnp.int32(0)
+    return _walk_slabs(walk)(slabs, _moved(given, start, start))
 
 
-def _settle(walk: Walk, *arguments: Any, spans: bool) -> Verdict:
-    """Walk with rows of probabilities taken on trust, then with exact masses if that was doubtful."""
-    draws, proposal, target, *_ = arguments
-    if not (trusts(target) or trusts(draft_of(proposal))):
-        return walk(*arguments, is_exact=jnp.ones((), bool), spans=spans)[0]
+def _moved(given: Arguments, target_by: jax.Array, draft_by: jax.Array) -> Arguments:
+    """Move the first rows of a sequence, which may be None for 0, by offsets in the slabs."""
 
-    def attempt(state: tuple[jax.Array, jax.Array, Verdict]) -> Any:
+    def moved(source: RowSource, by: jax.Array) -> RowSource:
+        return replace(source, first=by if source.first is None else source.first + by)
+
+    draft = None if given.draft is None else moved(given.draft, draft_by)
+    return replace(given, target=moved(given.target, target_by), draft=draft)
+
+
+def _settle(walk: Walk, slabs: Slabs, given: Arguments, *, spans: bool) -> Verdict:
+    """Walk with unit masses assumed where the source allows it; again without if that is doubtful."""
+
+    def attempt(is_exact: jax.Array) -> tuple[Verdict, jax.Array]:
+        return walk(RowReader(slabs, given, is_exact=is_exact, spans=spans))
+
+    pairs = zip(slabs, (given.target, given.draft), strict=True)
+    if not any(
+        source is not None and slab is not None and source.assumes_unit_mass(slab.dtype)
+        for slab, source in pairs
+    ):
+        return attempt(jnp.ones((), bool))[0]
+
+    def step(state: tuple[jax.Array, jax.Array, Verdict]) -> Any:
         _, is_exact, _ = state
-        verdict, is_doubtful = walk(*arguments, is_exact=is_exact, spans=spans)
+        verdict, is_doubtful = attempt(is_exact)
         return is_doubtful & ~is_exact, jnp.ones((), bool), verdict
 
-    tree = proposal.tree
-    nothing = jnp.full(tree.max_depth + 1, NONE, jnp.int32)
-    none = jnp.int32(0)
-    empty = Verdict(
-        tokens=nothing,
-        num_tokens=none,
-        num_accepted=none,
-        path=nothing,
-        stop_node=none,
-        status=none,
-    )
-    start = (jnp.ones((), bool), jnp.zeros((), bool), empty)
-    start = varying_alike((start, draws.final))[0]
-    return while_loop(lambda state: state[0], attempt, start)[2]
-
-
-def _room(target: Probabilities | Logits, draft: Probabilities | Logits | None) -> Room:
-    """Count the rows of each slab from a sequence's first on; none where that lies outside."""
-
-    def rows_from_first(source: Probabilities | Logits | None) -> jax.Array:
-        if source is None or source.first is None:
-            # The rows of leaves are not read, so there may be one less than nodes.
-            return jnp.int32(0 if source is None else source.values.shape[0])
-        slab = jnp.int32(source.values.shape[0])
-        is_inside = (source.first >= 0) & (source.first < slab)
-        return jnp.where(is_inside, slab - source.first, 0).astype(jnp.int32)
-
-    return Room(target=rows_from_first(target), draft=rows_from_first(draft))
-
-
-def _take_slab(source: Probabilities | Logits) -> tuple[Probabilities | Logits, jax.Array]:
-    """Split a row source into what is small and its slab."""
-    first = jnp.int32(0) if source.first is None else source.first
-    return replace(source, values=jnp.zeros((), source.values.dtype), first=first), source.values
+    start = (jnp.ones((), bool), jnp.zeros((), bool), no_verdict(given.tree))
+    start = varying_alike((start, given.draws.final))[0]
+    return while_loop(lambda state: state[0], step, start)[2]
 
 
 @functools.cache
-def _walk_slabs(walk: Walk) -> Callable[[dict[str, jax.Array], Any], Verdict]:
+def _walk_slabs(walk: Walk) -> Callable[[Slabs, Arguments], Verdict]:
     """Make the walk over slabs and offsets, with its own rule for `vmap`."""
 
-    # Jitted so that it is traced once for each shape, however often the rule below asks for it.
+    # Jitted so that it is traced once for each shape, however often the rule below calls it.
     @functools.partial(jax.jit, static_argnames="spans")
-    def body(slabs: dict[str, jax.Array], small: Any, *, spans: bool) -> Verdict:
-        draws, proposal, target, bonus, room = small
-        if "draft" in slabs:
-            draft = replace(proposal.draft_rows, values=slabs["draft"])
-            proposal = with_draft_rows(proposal, draft)
-        target = replace(target, values=slabs["target"])
-        return _settle(walk, draws, proposal, target, bonus, room, spans=spans)
+    def body(slabs: Slabs, given: Arguments, *, spans: bool) -> Verdict:
+        return _settle(walk, slabs, given, spans=spans)
 
     @custom_vmap
-    def one(slabs: dict[str, jax.Array], small: Any) -> Verdict:
+    def one(slabs: Slabs, given: Arguments) -> Verdict:
         return lax.platform_dependent(
             slabs,
-            small,
+            given,
             cpu=functools.partial(body, spans=True),
             default=functools.partial(body, spans=False),
         )
 
     @one.def_vmap
     def many(
-        axis_size: int, is_batched: tuple[Any, Any], slabs: dict[str, jax.Array], small: Any
+        axis_size: int, is_mapped: tuple[Slabs, Arguments], slabs: Slabs, given: Arguments
     ) -> tuple[Verdict, Any]:
-        slabs_batched, small_batched = is_batched
-        small = jax.tree.map(
+        slabs_mapped, given_mapped = is_mapped
+        given = jax.tree.map(
             lambda x, is_mapped: (
                 x if is_mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
             ),
-            small,
-            small_batched,
+            given,
+            given_mapped,
         )
-        draws, proposal, target, bonus, room = small
-        flat = dict(slabs)
-        offsets = {}
-        for name, slab in slabs.items():
-            offsets[name] = jnp.zeros(axis_size, jnp.int32)
-            if slabs_batched[name]:
-                flat[name] = slab.reshape(-1, slab.shape[-1])
-                offsets[name] = jnp.arange(axis_size, dtype=jnp.int32) * slab.shape[1]
-        target = replace(target, first=target.first + offsets["target"])
-        if "draft" in slabs:
-            draft = proposal.draft_rows
-            draft = replace(draft, first=draft.first + offsets["draft"])
-            proposal = with_draft_rows(proposal, draft)
-        small = (draws, proposal, target, bonus, room)
 
-        def in_turn(flat: dict[str, jax.Array], small: Any) -> Verdict:
-            return lax.map(lambda one_small: one(flat, one_small), small)
+        def laid_out(slab: jax.Array | None, is_mapped: Any) -> tuple[Any, jax.Array]:
+            """Return a slab with those of the batch end to end, and where each starts."""
+            if slab is None or not is_mapped:
+                return slab, jnp.zeros(axis_size, jnp.int32)
+            starts = jnp.arange(axis_size, dtype=jnp.int32) * slab.shape[1]
+            return slab.reshape(-1, slab.shape[-1]), starts
 
-        def side_by_side(flat: dict[str, jax.Array], small: Any) -> Verdict:
-            return jax.vmap(functools.partial(body, spans=False), in_axes=(None, 0))(flat, small)
+        (target_slab, target_by), (draft_slab, draft_by) = map(laid_out, slabs, slabs_mapped)
+        flat = (target_slab, draft_slab)
+        given = _moved(given, target_by, draft_by)
 
-        verdict = lax.platform_dependent(flat, small, cpu=in_turn, default=side_by_side)
+        def in_turn(flat: Slabs, given: Arguments) -> Verdict:
+            return lax.map(lambda sequence: one(flat, sequence), given)
+
+        def side_by_side(flat: Slabs, given: Arguments) -> Verdict:
+            return jax.vmap(functools.partial(body, spans=False), in_axes=(None, 0))(flat, given)
+
+        verdict = lax.platform_dependent(flat, given, cpu=in_turn, default=side_by_side)
         return verdict, jax.tree.map(lambda _: True, verdict)
 
     return one

@@ -1,29 +1,44 @@
 """Bottom-up verification: from the deepest candidate back, keep the longest that passes.
 
 The prefix weight `a` is carried down and every rejected child updates its parent, so a candidate
-that a token-wise rule would reject can still be kept for the sake of what follows it.
+that a token-wise rule would reject can still be kept because of what follows it.
 """
 
+import enum
 from dataclasses import replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
-from jaxspec.logits import Logits
-from jaxspec.loops import when, while_loop
-from jaxspec.proposals import Proposal, Remainder, Rows, whole_row
-from jaxspec.rows import Probabilities, is_uniform
-from jaxspec.verify.arguments import assert_arguments, assert_path
+from jaxspec.loops import choose, when, while_loop
+from jaxspec.proposals import Proposal, Remainder, whole_row
+from jaxspec.rows import RowsLike
+from jaxspec.tiles import is_uniform
+from jaxspec.trees import ROOT, child_at, contradicts
+from jaxspec.verify.arguments import arguments, assert_path
 from jaxspec.verify.batching import run
-from jaxspec.verify.kernel import Node, Room, Site, choose, flag
-from jaxspec.verify.verdict import Status, Verdict
+from jaxspec.verify.kernel import Test, final_draw, measure, test
+from jaxspec.verify.reader import RowReader, Site
+from jaxspec.verify.verdict import Status, Verdict, conclude, flag
+
+T = TypeVar("T")
+
+
+class _Ending(enum.IntEnum):
+    """Why a walk ends."""
+
+    NONE = 0  # it goes on
+    KEPT = 1  # a node is kept, with all above it
+    FAILED = 2  # nothing can be decided any more: no token is accepted or emitted
+    DOUBTFUL = 3  # unit masses must not be assumed: the tree is walked again
 
 
 @struct
 class _Frame:
-    """One node on the way from the root to where the walk stands."""
+    """A node on the way from the root to the current one."""
 
     site: Site
     rank: jax.Array  # [] child to be entered next
@@ -35,145 +50,148 @@ class _Walk:
     frames: _Frame  # every field with a leading [D + 1]
     depth: jax.Array  # []
     status: jax.Array  # []
-    is_done: jax.Array  # []
-    is_lost: jax.Array  # [] a row that was read is bad: nothing is to be drawn any more
-    is_failed: jax.Array  # [] nothing can be decided any more
-    is_doubtful: jax.Array  # [] rows must not be taken on trust
+    is_lost: jax.Array  # [] a row that was read is invalid: no token is drawn
+    ending: jax.Array  # [] an `_Ending`
 
 
-def bottom_up(
-    draws: Draws,
-    proposal: Proposal,
-    target: Probabilities | Logits,
-    bonus: jax.Array,
-    room: Room,
-    *,
-    is_exact: jax.Array,
-    spans: bool,
-) -> tuple[Verdict, jax.Array]:
+def bottom_up(reader: RowReader) -> tuple[Verdict, jax.Array]:
     """Walk the tree in post-order; see `verify_block`.
 
-    A weight that is carried on adds up what the masses of its rows are off by. So rows are taken on
-    trust only until the first candidate is rejected.
+    A carried weight accumulates the errors of the masses of its rows. So unit mass is assumed only
+    until the first candidate is rejected.
 
     Returns:
-      (the verdict, whether rows must not be taken on trust: then it is to be walked with `is_exact`).
+      (the verdict, whether it is doubtful: then the tree must be walked with exact masses).
     """
-    nodes = Node(proposal, target, draws, room, is_exact=is_exact, spans=spans)
-    tree = proposal.tree
+    tree = reader.tree
+    walk = while_loop(
+        lambda walk: walk.ending == _Ending.NONE, lambda walk: _step(reader, walk), _start(reader)
+    )
+    is_failed = walk.ending == _Ending.FAILED
+    is_doubtful = walk.ending == _Ending.DOUBTFUL
+    depth = jnp.where(is_failed, 0, walk.depth)
+    last = _at(walk.frames, depth)
+    may_draw = ~is_failed & ~walk.is_lost & ~is_doubtful
+    token, status, is_off = final_draw(reader, last.site, last.left, may_draw, assumes_draft=False)
+    path = walk.frames.site.node
+    verdict = conclude(tree, path, last.site.node, depth, token, walk.status | status)
+    return verdict, is_doubtful | is_off
 
-    def enter(node: jax.Array, weight: jax.Array) -> _Frame:
-        return _Frame(
-            site=nodes.visit(node, jnp.ones((), bool), bonus=bonus),
-            rank=jnp.int32(0),
-            left=whole_row(weight, tree.max_children),
-        )
 
-    root = enter(jnp.int32(0), jnp.float32(1))
-    has_rows = nodes.has_children(jnp.int32(0))
-    start = _Walk(
+def _start(reader: RowReader) -> _Walk:
+    tree = reader.tree
+    root = _enter(reader, jnp.int32(ROOT), jnp.float32(1))
+    has_rows = reader.has_children(jnp.int32(ROOT))
+    is_torn = tree.level_sizes[0] != 1  # a path of an impossible length, for example
+    return _Walk(
         frames=jax.tree.map(lambda x: jnp.broadcast_to(x, (tree.max_depth + 1, *x.shape)), root),
         depth=jnp.int32(0),
-        status=jnp.where(has_rows, root.site.status, 0) | flag(nodes.is_torn, Status.BAD_TREE),
-        is_done=nodes.is_torn,
+        status=jnp.where(has_rows, root.site.status, 0) | flag(is_torn, Status.BAD_TREE),
         is_lost=has_rows & root.site.is_lost,
-        is_failed=nodes.is_torn,
-        is_doubtful=jnp.zeros((), bool),
+        ending=_end(jnp.int32(_Ending.NONE), is_torn, _Ending.FAILED),
     )
 
-    def step(walk: _Walk) -> _Walk:
-        here = jax.tree.map(lambda x: x[walk.depth], walk.frames)
-        slot = nodes.child(here.site.node, here.rank)
-        is_too_deep = (slot >= 0) & (walk.depth >= tree.max_depth)
-        is_torn = is_too_deep | nodes.contradicts(here.site.node, here.rank)
-        child = jnp.where(is_too_deep | here.site.is_lost, -1, slot)
-        after = choose(child >= 0, _descend(walk, here, child), _leave(walk, here, child < 0))
-        return replace(
-            after,
-            status=after.status | flag(is_torn, Status.BAD_TREE),
-            is_done=after.is_done | is_torn,
-            is_failed=after.is_failed | is_torn,
-        )
 
-    def _descend(walk: _Walk, here: _Frame, child: jax.Array) -> _Walk:
-        """Enter the next child with its prefix weight, or skip it."""
-        has_child = child >= 0
-        child = jnp.maximum(child, 0)
-        test = nodes.test(here.site, here.left, child)
-        draft_weight = test.top * here.left.scale
-        target_weight = test.weight * test.bottom
-        # Nothing is left of the row if rounding made both 0: then no candidate has any weight.
-        weight = jnp.where(
-            target_weight < draft_weight,
-            target_weight / jnp.where(draft_weight == 0, 1.0, draft_weight),
-            jnp.where(target_weight > 0, 1.0, 0.0),
-        )
-        is_entered = has_child & test.is_possible
-        stay = replace(here, rank=jnp.where(test.is_possible, here.rank, here.rank + 1))
-        below = when(is_entered, lambda: enter(child, weight))
-        depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
-        is_read = is_entered & nodes.has_children(child)
-        return replace(
-            walk,
-            frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
-            depth=depth,
-            status=walk.status | test.status | jnp.where(is_read, below.site.status, 0),
-            is_lost=walk.is_lost | (is_read & below.site.is_lost),
-            is_done=test.is_doubtful,
-            is_doubtful=test.is_doubtful,
-        )
-
-    def _leave(walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Walk:
-        """Keep the node, or reject it and update its parent."""
-        is_root = walk.depth == 0
-        u = draws.accept[here.site.node]
-        bad_draw = ~is_root & ~is_uniform(u)
-        left = here.left
-        is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)
-        slack = nodes.slack() * (tree.max_depth + 1)
-        is_close = ~is_root & (jnp.abs(u * left.scale - left.mass) <= slack * left.weight)
-        above_depth = jnp.maximum(walk.depth - 1, 0)
-        above = jax.tree.map(lambda x: x[above_depth], walk.frames)
-        is_rejected = is_done_below & ~is_kept & ~bad_draw
-        is_doubtful = ~nodes.is_exact & is_done_below & (is_close | is_rejected)
-        is_rejected &= ~is_doubtful
-        # The weight the child was entered with is that of its last test, unchanged since.
-        weight = nodes.test(above.site, above.left, here.site.node).weight
-        after = proposal.reject(above.left, weight, above.rank)
-        lost = jnp.zeros((), bool)
-        if proposal.is_measured:
-            sums = when(
-                is_rejected, lambda: nodes.measure(above.site, above.left, after, may_trust=False)
-            )
-            after = replace(after, scale=sums.missed, mass=sums.mass, pool=sums.pool)
-            lost = is_rejected & ~(jnp.isfinite(sums.mass) & jnp.isfinite(sums.missed))
-        above = replace(above, left=after, rank=above.rank + 1)
-        return replace(
-            walk,
-            frames=choose(is_kept, walk.frames, _put(walk.frames, above_depth, above)),
-            depth=jnp.where(is_kept, walk.depth, above_depth),
-            status=walk.status
-            | flag(bad_draw, Status.BAD_DRAW)
-            | flag(lost, Status.NON_FINITE_ROW),
-            is_done=is_kept | bad_draw | lost | is_doubtful,
-            is_failed=bad_draw | lost,
-            is_doubtful=is_doubtful,
-        )
-
-    walk = while_loop(lambda walk: ~walk.is_done, step, start)
-    depth = jnp.where(walk.is_failed, 0, walk.depth)
-    last = jax.tree.map(lambda x: x[depth], walk.frames)
-    verdict, is_doubtful = nodes.conclude(
-        last.site,
-        last.left,
-        walk.frames.site.node,
-        depth,
-        walk.status,
-        bonus=bonus,
-        may_draw=~walk.is_failed & ~walk.is_lost & ~walk.is_doubtful,
-        trusts_draft=False,
+def _enter(reader: RowReader, node: jax.Array, weight: jax.Array) -> _Frame:
+    return _Frame(
+        site=reader.visit(node, jnp.ones((), bool)),
+        rank=jnp.int32(0),
+        left=whole_row(weight, reader.tree.max_children, reader.vocab),
     )
-    return verdict, walk.is_doubtful | is_doubtful
+
+
+def _step(reader: RowReader, walk: _Walk) -> _Walk:
+    tree = reader.tree
+    here = _at(walk.frames, walk.depth)
+    slot = child_at(tree, here.site.node, here.rank)
+    is_too_deep = (slot >= 0) & (walk.depth >= tree.max_depth)
+    is_torn = is_too_deep | contradicts(tree, here.site.node, here.rank)
+    child = jnp.where(is_too_deep | here.site.is_lost, -1, slot)
+    down, up = _descend(reader, walk, here, child), _leave(reader, walk, here, child < 0)
+    after = choose(child >= 0, down, up)
+    return replace(
+        after,
+        status=after.status | flag(is_torn, Status.BAD_TREE),
+        ending=_end(after.ending, is_torn, _Ending.FAILED),
+    )
+
+
+def _descend(reader: RowReader, walk: _Walk, here: _Frame, child: jax.Array) -> _Walk:
+    """Enter the next child with its prefix weight, or skip it."""
+    has_child = child >= 0
+    child = jnp.maximum(child, 0)
+    candidate = test(reader, here.site, here.left, child)
+    is_entered = has_child & candidate.is_possible
+    stay = replace(here, rank=jnp.where(candidate.is_possible, here.rank, here.rank + 1))
+    weight = _prefix_weight(candidate, here.left)
+    below = when(is_entered, lambda: _enter(reader, child, weight))
+    depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
+    is_read = is_entered & reader.has_children(child)
+    return replace(
+        walk,
+        frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
+        depth=depth,
+        status=walk.status | candidate.status | jnp.where(is_read, below.site.status, 0),
+        is_lost=walk.is_lost | (is_read & below.site.is_lost),
+        ending=_end(walk.ending, candidate.is_doubtful, _Ending.DOUBTFUL),
+    )
+
+
+def _prefix_weight(candidate: Test, left: Remainder) -> jax.Array:
+    """Return min(1, a r(x) / s(x))."""
+    draft_weight = candidate.top * left.scale
+    target_weight = candidate.weight * candidate.bottom
+    # Nothing is left of the row if rounding made both 0: then no candidate has any weight.
+    return jnp.where(
+        target_weight < draft_weight,
+        target_weight / jnp.where(draft_weight == 0, 1.0, draft_weight),
+        jnp.where(target_weight > 0, 1.0, 0.0),
+    )
+
+
+def _leave(reader: RowReader, walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Walk:
+    """Keep the node, or reject it and update its parent."""
+    is_root = walk.depth == 0
+    u = reader.draws.accept[here.site.node]
+    bad_draw = ~is_root & ~is_uniform(u)
+    left = here.left
+    is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)
+    slack = reader.slack() * (reader.tree.max_depth + 1)
+    is_close = ~is_root & (jnp.abs(u * left.scale - left.mass) <= slack * left.weight)
+    above_depth = jnp.maximum(walk.depth - 1, 0)
+    above = _at(walk.frames, above_depth)
+    is_rejected = is_done_below & ~is_kept & ~bad_draw
+    is_doubtful = ~reader.is_exact & is_done_below & (is_close | is_rejected)
+    is_rejected &= ~is_doubtful
+    # The weight the child was entered with is that of its last test, unchanged since.
+    weight = test(reader, above.site, above.left, here.site.node).weight
+    after = reader.kind.reject(above.left, weight, above.rank)
+    lost = jnp.zeros((), bool)
+    if reader.kind.is_measured:
+        sums = when(
+            is_rejected, lambda: measure(reader, above.site, above.left, after, may_assume=False)
+        )
+        after = replace(after, scale=sums.deficit, mass=sums.mass, pool=sums.pool)
+        lost = is_rejected & ~(jnp.isfinite(sums.mass) & jnp.isfinite(sums.deficit))
+    above = replace(above, left=after, rank=above.rank + 1)
+    ending = _end(walk.ending, is_kept, _Ending.KEPT)
+    ending = _end(ending, bad_draw | lost, _Ending.FAILED)
+    return replace(
+        walk,
+        frames=choose(is_kept, walk.frames, _put(walk.frames, above_depth, above)),
+        depth=jnp.where(is_kept, walk.depth, above_depth),
+        status=walk.status | flag(bad_draw, Status.BAD_DRAW) | flag(lost, Status.NON_FINITE_ROW),
+        ending=_end(ending, is_doubtful, _Ending.DOUBTFUL),
+    )
+
+
+def _end(ending: jax.Array, condition: jax.Array, new: _Ending) -> jax.Array:
+    """Replace an ending by a greater one if the condition holds."""
+    return jnp.maximum(ending, condition.astype(jnp.int32) * int(new))
+
+
+def _at(frames: T, depth: jax.Array) -> T:
+    return jax.tree.map(lambda x: x[depth], frames)
 
 
 def _put(frames: _Frame, depth: jax.Array, frame: _Frame) -> _Frame:
@@ -182,7 +200,7 @@ def _put(frames: _Frame, depth: jax.Array, frame: _Frame) -> _Frame:
 
 @jax.jit
 def verify_block(
-    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+    draws: Draws, proposal: Proposal, target_rows: RowsLike, bonus: jax.Array | bool = False
 ) -> Verdict:
     """Verify a single path as a block: keep the longest prefix that passes, tested from the end.
 
@@ -190,7 +208,7 @@ def verify_block(
     Z_i / D_i, where Z_i = sum relu(a_i p_i - q_i) and D_i = sum relu(q_i - a_i p_i), and prefix T
     with a_T; the longest kept one counts. A kept prefix i < T is followed by one token of
     normalize(relu(a_i p_i - q_i)). On average at least as many tokens are accepted as by
-    `verify_path`, and no rule that leaves later targets alone accepts more.
+    `verify_path`, and no rule that keeps the rows of later rounds accepts more.
 
     Each rejected length costs one pass over its two rows.
 
@@ -201,15 +219,15 @@ def verify_block(
       bonus: bool [], emit one more token after a fully accepted path.
 
     Returns:
-      The `Verdict`. A candidate outside its draft row's support cuts the path before it. Where a
-      used accept draw is bad, or a row that decides between lengths holds NaN, nothing is certain:
-      no token is accepted or emitted.
+      The `Verdict`. A candidate outside its draft row's support cuts the path before it. If a
+      used accept draw is invalid, or a row that decides between lengths holds NaN, no token is
+      accepted or emitted.
 
     Raises:
       AssertionError: a shape, rank or dtype is wrong, or the proposal branches.
 
     Guarantee: lossless, if draws are not shared between rounds: the draws of tokens beyond the kept
-      prefix have been looked at, so the next round must not read them again.
+      prefix have been read, so the next round must not use them.
 
     >>> import jax.numpy as jnp
     >>> import jaxspec as js
@@ -228,7 +246,7 @@ def verify_block(
 
 @jax.jit
 def verify_traversal(
-    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+    draws: Draws, proposal: Proposal, target_rows: RowsLike, bonus: jax.Array | bool = False
 ) -> Verdict:
     """Verify a tree from its deepest candidates back (traversal verification).
 
@@ -262,5 +280,4 @@ def verify_traversal(
     References:
       Weng et al., "Traversal Verification for Speculative Tree Decoding", NeurIPS 2025.
     """
-    assert_arguments(draws, proposal, target_rows, bonus)
-    return run(bottom_up, draws, proposal, target_rows, bonus)
+    return run(bottom_up, arguments(draws, proposal, target_rows, bonus))

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
-from jaxspec.logits import Logits
-from jaxspec.loops import when, while_loop
-from jaxspec.proposals import Proposal, Remainder, Rows, whole_row
-from jaxspec.rows import Probabilities, is_uniform
-from jaxspec.verify.arguments import assert_arguments, assert_path
+from jaxspec.loops import choose, when, while_loop
+from jaxspec.proposals import Proposal, Remainder, whole_row
+from jaxspec.rows import RowsLike
+from jaxspec.tiles import is_uniform
+from jaxspec.trees import ROOT, child_at, contradicts
+from jaxspec.verify.arguments import arguments, assert_path
 from jaxspec.verify.batching import run
-from jaxspec.verify.kernel import Node, Room, Site, accepts, choose, flag, is_close_call
-from jaxspec.verify.verdict import Status, Verdict
+from jaxspec.verify.kernel import accepts, final_draw, is_close_call, measure, test
+from jaxspec.verify.reader import RowReader, Site
+from jaxspec.verify.verdict import Status, Verdict, conclude, flag
 
 
 @struct
@@ -32,57 +34,51 @@ class _Walk:
     is_doubtful: jax.Array  # []
 
 
-def top_down(
-    draws: Draws,
-    proposal: Proposal,
-    target: Probabilities | Logits,
-    bonus: jax.Array,
-    room: Room,
-    *,
-    is_exact: jax.Array,
-    spans: bool,
-) -> tuple[Verdict, jax.Array]:
+def top_down(reader: RowReader) -> tuple[Verdict, jax.Array]:
     """Walk the tree from the root; see `verify_tree`.
 
     Returns:
-      (the verdict, whether rows must not be taken on trust: then it is to be walked with `is_exact`).
+      (the verdict, whether it is doubtful: then the tree must be walked with exact masses).
     """
-    nodes = Node(proposal, target, draws, room, is_exact=is_exact, spans=spans)
-    tree = proposal.tree
-    fresh = whole_row(jnp.float32(1), tree.max_children)
+    tree, kind = reader.tree, reader.kind
+    fresh = whole_row(jnp.float32(1), tree.max_children, reader.vocab)
+    has_root = tree.level_sizes[0] == 1  # not so for a path of an impossible length
     start = _Walk(
-        site=nodes.visit(jnp.int32(0), jnp.ones((), bool), bonus=bonus),
+        site=reader.visit(jnp.int32(ROOT), jnp.ones((), bool)),
         rank=jnp.int32(0),
         left=fresh,
         depth=jnp.int32(0),
         path=jnp.zeros(tree.max_depth + 1, jnp.int32),
         status=jnp.int32(0),
-        is_halted=nodes.is_torn,
+        is_halted=~has_root,
         is_doubtful=jnp.zeros((), bool),
     )
 
     def is_open(walk: _Walk) -> jax.Array:
         has_room = walk.depth < tree.max_depth
-        has_child = nodes.child(walk.site.node, walk.rank) >= 0
+        has_child = child_at(tree, walk.site.node, walk.rank) >= 0
         is_stopped = walk.is_halted | walk.is_doubtful | walk.site.is_lost
         return ~is_stopped & has_room & has_child
 
     def step(walk: _Walk) -> _Walk:
-        child = nodes.child(walk.site.node, walk.rank)
-        test = nodes.test(walk.site, walk.left, child)
-        u = draws.accept[child]
-        is_halted = bad_draw = test.is_possible & ~is_uniform(u)
-        is_accepted = test.is_possible & ~is_halted & accepts(u, test, walk.left)
-        is_rejected = test.is_possible & ~is_halted & ~is_accepted
-        is_close = is_close_call(u, test, walk.left, nodes.slack())
-        is_doubtful = ~nodes.is_exact & (test.is_doubtful | (test.is_possible & is_close))
-        status = walk.status | test.status | flag(bad_draw, Status.BAD_DRAW)
+        child = child_at(tree, walk.site.node, walk.rank)
+        candidate = test(reader, walk.site, walk.left, child)
+        u = reader.draws.accept[child]
+        is_halted = bad_draw = candidate.is_possible & ~is_uniform(u)
+        is_accepted = candidate.is_possible & ~is_halted & accepts(u, candidate, walk.left)
+        is_rejected = candidate.is_possible & ~is_halted & ~is_accepted
+        is_close = is_close_call(u, candidate, walk.left, reader.slack())
+        is_doubtful = candidate.is_doubtful | (candidate.is_possible & is_close)
+        is_doubtful &= ~reader.is_exact
+        status = walk.status | candidate.status | flag(bad_draw, Status.BAD_DRAW)
 
-        after = proposal.reject(walk.left, test.weight, walk.rank)
-        if proposal.is_measured and tree.max_children > 1:
-            is_tested_again = is_rejected & (nodes.child(walk.site.node, walk.rank + 1) >= 0)
+        after = kind.reject(walk.left, candidate.weight, walk.rank)
+        if kind.is_measured and tree.max_children > 1:
+            has_next = child_at(tree, walk.site.node, walk.rank + 1) >= 0
+            is_tested_again = is_rejected & has_next
             sums = when(
-                is_tested_again, lambda: nodes.measure(walk.site, walk.left, after, may_trust=True)
+                is_tested_again,
+                lambda: measure(reader, walk.site, walk.left, after, may_assume=True),
             )
             after = replace(after, scale=sums.mass, mass=sums.mass, pool=sums.pool)
             lost = is_tested_again & ~jnp.isfinite(sums.mass)
@@ -91,9 +87,8 @@ def top_down(
             is_doubtful |= is_tested_again & sums.is_doubtful
 
         depth = jnp.where(is_accepted, walk.depth + 1, walk.depth)
-        site = nodes.visit(child, is_accepted, bonus=bonus)
         return _Walk(
-            site=choose(is_accepted, site, walk.site),
+            site=choose(is_accepted, reader.visit(child, is_accepted), walk.site),
             rank=jnp.where(is_accepted, 0, walk.rank + 1),
             left=choose(is_accepted, fresh, choose(is_rejected, after, walk.left)),
             depth=depth,
@@ -104,35 +99,31 @@ def top_down(
         )
 
     walk = while_loop(is_open, step, start)
-    has_slot = nodes.child(walk.site.node, walk.rank) >= 0
+    has_slot = child_at(tree, walk.site.node, walk.rank) >= 0
     is_too_deep = (walk.depth >= tree.max_depth) & has_slot
-    is_torn = nodes.is_torn | nodes.contradicts(walk.site.node, walk.rank) | is_too_deep
-    verdict, is_doubtful = nodes.conclude(
-        walk.site,
-        walk.left,
-        walk.path,
-        walk.depth,
-        walk.status | flag(is_torn, Status.BAD_TREE),
-        bonus=bonus,
-        may_draw=~walk.is_halted & ~is_torn & ~walk.is_doubtful,
-        trusts_draft=True,
+    is_torn = ~has_root | contradicts(tree, walk.site.node, walk.rank) | is_too_deep
+    may_draw = ~walk.is_halted & ~is_torn & ~walk.is_doubtful
+    token, status, is_doubtful = final_draw(
+        reader, walk.site, walk.left, may_draw, assumes_draft=True
     )
+    status |= walk.status | flag(is_torn, Status.BAD_TREE)
+    verdict = conclude(tree, walk.path, walk.site.node, walk.depth, token, status)
     return verdict, walk.is_doubtful | is_doubtful
 
 
 @jax.jit
 def verify_tree(
-    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+    draws: Draws, proposal: Proposal, target_rows: RowsLike, bonus: jax.Array | bool = False
 ) -> Verdict:
     """Verify a tree of candidates from the root down, siblings in order.
 
     A sibling is accepted with the mass that is left for it and the walk follows it; a rejected one
-    is taken off the row, by the law it was drawn from. If none is accepted, one token is drawn from
-    what is left and ends the round; at a leaf the round ends, with `bonus` after one more token from
-    the leaf's row. A tree of the root alone emits one token of the target row.
+    is subtracted from the row, by the law it was drawn from. If none is accepted, one token is drawn
+    from what is left and ends the round; at a leaf the round ends, with `bonus` after one more token
+    from the leaf's row. A tree of the root alone emits one token of the target row.
 
     The emitted tokens, completed with the target, have exactly the target's law: for point masses
-    whatever the candidates; for sampled ones if siblings stand in the order drawn and each draft
+    whatever the candidates; for sampled ones if siblings are in the order drawn and each draft
     row is exactly the law its children were drawn from.
 
     Args:
@@ -143,7 +134,7 @@ def verify_tree(
       bonus: bool [], emit one more token after a fully accepted path.
 
     Returns:
-      The `Verdict`. Bad values never raise here: see `Status` and `jaxspec.checked`.
+      The `Verdict`. Invalid values never raise: see `Status` and `jaxspec.checked`.
 
     Raises:
       AssertionError: a shape, rank or dtype is wrong.
@@ -164,13 +155,12 @@ def verify_tree(
       sampling). Without: Jeon et al., "Recursive Speculative Decoding", 2024; Chen et al.,
       "Sequoia", NeurIPS 2024.
     """
-    assert_arguments(draws, proposal, target_rows, bonus)
-    return run(top_down, draws, proposal, target_rows, bonus)
+    return run(top_down, arguments(draws, proposal, target_rows, bonus))
 
 
 @jax.jit
 def verify_path(
-    draws: Draws, proposal: Proposal, target_rows: Rows, bonus: jax.Array | bool = False
+    draws: Draws, proposal: Proposal, target_rows: RowsLike, bonus: jax.Array | bool = False
 ) -> Verdict:
     """Verify a single path token by token: Algorithm 1 of speculative sampling.
 

@@ -65,7 +65,7 @@ LISTED = {
         "threshold 1/4 for one candidate",
     },
 }
-"""What is known to have been shipped or proposed; what shows over two rounds alone is below."""
+"""Published or proposed faults; those that show only over two rounds are below."""
 
 KEYED_BY_POSITION = (
     audit.Instance(
@@ -84,11 +84,6 @@ KEYED_BY_POSITION = (
     ),
 )
 """Where draws that belong to positions of the text show, over two rounds."""
-
-
-def law_of(rule: js.Rule, instance: audit.Instance, **kwargs) -> audit.Law:
-    played = audit.make_round(rule, instance, **kwargs)
-    return audit.exact_law(rule, instance, played=played, batch=128)
 
 
 def test_no_known_fault_is_forgotten():
@@ -114,9 +109,10 @@ def test_one_row_pair_shows_every_fault_of_one_level():
 def test_a_plain_rule_without_a_fault_is_proved_where_its_variants_fail(name: str):
     variants = [variant for group in known_bad.VARIANTS.values() for variant in group]
     instances = [variant.instance for variant in variants if variant.rule.name == name]
-    capacity = audit.Capacity.of(instances)
     for instance in {id(instance): instance for instance in instances}.values():
-        law = law_of(js.RULES[name], instance, capacity=capacity, verify=PLAIN_RULES[name])
+        law = audit.exact_law(
+            js.RULES[name], instance, PLAIN_RULES[name], padded_to=instances, batch=128
+        )
         assert law.is_proved, law
 
 
@@ -124,12 +120,13 @@ def test_a_plain_rule_without_a_fault_is_proved_where_its_variants_fail(name: st
 def test_a_known_bad_variant_is_rejected_by_the_law_that_its_fault_must_have(
     variant: known_bad.Variant,
 ):
-    law = law_of(
+    law = audit.exact_law(
         variant.rule,
         variant.instance,
-        verify=variant.verify,
-        draw=variant.draw,
+        variant.verify,
+        variant.draw,
         num_drafted=variant.num_drafted,
+        batch=128,
     )
     assert not law.is_proved
     assert law.tv == pytest.approx(float(variant.tv), abs=1e-6)
@@ -147,7 +144,7 @@ def test_a_draft_that_stops_after_a_token_by_looking_at_it_is_proved(name: str):
         return jnp.minimum(dropped + 1, len(tokens))
 
     path = dataclasses.replace(known_bad.TRIMMED_PATH, branching=(1, 1))
-    law = law_of(js.RULES[name], path, num_drafted=up_to_the_first_improbable)
+    law = audit.exact_law(js.RULES[name], path, num_drafted=up_to_the_first_improbable, batch=128)
     assert law.is_proved, law
     # After token 1, of draft probability 1 / 10, nothing more is proposed.
     verdict = law.cells.outcomes.verdict

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.toys import Model, counting_up, never_up, target
@@ -12,15 +13,17 @@ import jaxspec as js
 from jaxspec.decode import (
     Decoder,
     DecodeState,
+    Ending,
     Metrics,
     Rate,
     RoundRecord,
-    RoundSummary,
     Scores,
-    chances_of,
     metrics_of,
+    overlap,
 )
-from jaxspec.draft import Draft, FixedTree, SampledPath
+from jaxspec.decode.metrics import chances_of
+from jaxspec.decode.state import RoundSummary
+from jaxspec.draft import FixedTree, HostDraft, SampledPath
 from jaxspec.models.provider import Usage
 
 
@@ -95,9 +98,7 @@ def test_the_rounds_may_come_from_an_iterator() -> None:
 TREE = js.make_tree([0, 1, 2, 0, 0, 2, 1], [-1, 0, 0, 0, 1, 1, 2])
 
 
-def committed(
-    path: list[int], tokens: list[int], *, stop_tokens: frozenset[int] = frozenset()
-) -> DecodeState:
+def committed(path: list[int], tokens: list[int], stop_tokens: tuple[int, ...] = ()) -> DecodeState:
     """What a verdict over the tree commits: the accepted path, and the tokens emitted."""
     verdict = js.Verdict(
         tokens=np.array(tokens + [-1] * (3 - len(tokens))),
@@ -108,10 +109,11 @@ def committed(
         status=np.int32(0),
     )
     drafter = FixedTree(target().provider, (3, 2))
-    decoder = Decoder(target().provider, drafter, 9, stop_tokens=stop_tokens)
-    made = Draft(js.PointMass(tree=TREE), depth=2, usage=Usage(4, 2), batches=2)
+    decoder = Decoder(target().provider, drafter)
+    state = decoder.start((0,), jax.random.key(0), new_tokens=9, stop_tokens=stop_tokens)
+    made = HostDraft(js.PointMass(tree=TREE), depth=2, usage=Usage(4, 2), batches=2)
     scores = Scores(rows=np.zeros((7, 3), np.float32), usage=Usage(7, 1), batches=1)
-    return decoder.commit(decoder.start((0,), jax.random.key(0)), made, scores, verdict)
+    return decoder.commit(state, made, scores, verdict)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def committed(
         ([0, 1, 5], [1, 2], ((1, True), (2, True))),
     ],
 )
-def test_what_was_tested_is_told_by_the_accepted_path(
+def test_what_was_tested_follows_from_the_accepted_path(
     path: list[int], tokens: list[int], tested: tuple[tuple[int, bool], ...]
 ) -> None:
     state = committed(path, tokens)
@@ -153,14 +155,14 @@ def test_what_was_tested_is_told_by_the_accepted_path(
 def test_what_comes_after_a_stop_token_is_not_counted(
     stop: int, emitted: tuple[int, ...], accepted: int, tested: tuple[tuple[int, bool], ...]
 ) -> None:
-    state = committed([0, 1, 5], [1, 2, 0], stop_tokens=frozenset([stop]))
+    state = committed([0, 1, 5], [1, 2, 0], (stop,))
     (done,) = state.rounds
-    assert (state.new_tokens, state.finished) == (emitted, "stop")
+    assert (state.new_tokens, state.ending) == (emitted, Ending.STOP)
     assert (done.num_accepted, done.num_emitted, done.tested) == (accepted, len(emitted), tested)
 
 
 def test_a_stop_token_that_replaces_a_rejected_one_keeps_the_test_before_it() -> None:
-    (done,) = committed([0, 1], [1, 0], stop_tokens=frozenset([0])).rounds
+    (done,) = committed([0, 1], [1, 0], (0,)).rounds
     assert (done.num_accepted, done.tested) == (1, ((1, True), (2, False)))
 
 
@@ -172,7 +174,7 @@ def test_the_chances_of_a_tree_are_the_targets_mass_on_the_candidates_below_each
     # The root's children are 1, 2 and 0; below node 1 they are 0 and 2; below 4 there are none.
     assert chances_of(with_path(record, [0, 1])) == pytest.approx((1.0, 0.7))
     assert chances_of(with_path(record, [0, 1, 4])) == pytest.approx((1.0, 0.7))
-    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 stands 1
+    assert chances_of(with_path(record, [0, 2])) == pytest.approx((1.0, 0.0))  # below 2 is 1
     assert chances_of(with_path(record, [0, 3])) == pytest.approx((1.0,))
 
 
@@ -196,7 +198,7 @@ def test_a_round_without_a_draft_has_no_chances() -> None:
 @functools.cache
 def a_round() -> RoundRecord:
     """A round without a draft, to be changed."""
-    decoder = Decoder(target().provider, new_tokens=1)
+    decoder = Decoder(target().provider)
     return decoder.step(decoder.start((0,), jax.random.key(0)))[1]
 
 
@@ -210,8 +212,8 @@ def with_path(record: RoundRecord, path: list[int]) -> RoundRecord:
 
 def run(draft_row: object, depth: int = 2) -> Metrics:
     path = SampledPath(Model("draft", draft_row).provider, depth)  # type: ignore[arg-type]
-    decoder = Decoder(Model("target", counting_up).provider, path, new_tokens=7)
-    return metrics_of(decoder.run((0,), jax.random.key(0)).rounds)
+    decoder = Decoder(Model("target", counting_up).provider, path)
+    return metrics_of(decoder.run((0,), jax.random.key(0), new_tokens=7).rounds)
 
 
 def test_the_rates_of_a_draft_that_is_always_or_never_right() -> None:
@@ -223,3 +225,19 @@ def test_the_rates_of_a_draft_that_is_always_or_never_right() -> None:
     # Seven rounds of one token, the last without a draft; no second token was ever got to.
     assert wrong.by_depth == wrong.by_rank == (Rate(0, 6),)
     assert wrong.block_efficiency == 1
+
+
+def test_the_overlap_is_one_minus_the_total_variation_of_each_pair_of_rows() -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.dirichlet(np.ones(9), (2, 3, 4)).astype(np.float32)
+    wanted = 1 - np.abs(first - second).sum(axis=-1) / 2
+    np.testing.assert_allclose(overlap(first, second), wanted, atol=1e-6)
+    np.testing.assert_allclose(overlap(first, first), 1, atol=1e-6)
+    with pytest.raises(AssertionError):
+        overlap(jnp.ones(3), jnp.ones(4))
+
+
+def test_the_overlap_of_half_precision_rows_is_summed_in_float32() -> None:
+    row = jnp.full(3000, 1 / 3000, jnp.bfloat16)
+    assert overlap(row, row).dtype == jnp.float32
+    np.testing.assert_allclose(overlap(row, row), 3000 * float(row[0]), rtol=1e-5)

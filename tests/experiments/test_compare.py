@@ -1,8 +1,9 @@
-"""Comparisons: what each decoder cost by hand-worked numbers, and whether it has the target's law."""
+"""Comparisons: the cost of each decoder worked out by hand, and whether it has the target's law."""
 
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import jaxspec as js
 from jaxspec import experiments
 from jaxspec.decode import Decoder
-from jaxspec.draft import AdaptiveTreePolicy, Draft, FixedTree, SampledPath
+from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, FixedTree, SampledPath
 from jaxspec.models.provider import Answer, Provider
 
 PROMPT = (0,)
@@ -45,10 +46,13 @@ class Counted:
         return [Answer(query.id, self.row(query.context)) for query in queries]
 
 
-def compare(compare_kind, target, draft, new_tokens, **options):
-    return compare_kind(
-        target.provider, draft.provider, PROMPT, seed=5, new_tokens=new_tokens, **options
-    )
+def path(draft, depth, rule="token"):
+    return SampledPath(draft.provider, depth, js.RULES[rule])
+
+
+def compare(target, drafter, new_tokens, **options):
+    options = {"new_tokens": new_tokens, **options}
+    return experiments.compare(target.provider, drafter, PROMPT, jax.random.key(5), **options)
 
 
 def counts(run, *names):
@@ -64,7 +68,7 @@ DONE = ("rounds", "new_tokens", "drafted", "accepted")
 def test_a_path_of_2_that_is_always_right_costs_what_is_worked_out_by_hand(is_batched):
     # The target goes 0 1 0 1 ..., the draft too: rounds of 2 and the bonus token, three times.
     target, draft = (Counted(1.0, is_batched=is_batched) for _ in range(2))
-    found = compare(experiments.compare_path_decoding, target, draft, 9, depth=2)
+    found = compare(target, path(draft, 2), 9)
     assert found.baseline.text == found.speculative.text == (1, 0, 1, 0, 1, 0, 1, 0, 1)
     assert counts(found.baseline, *DONE) == (9, 9, 0, 0)
     assert counts(found.baseline, *TARGET) == (9, 9, 9)
@@ -83,7 +87,7 @@ def test_a_path_of_2_that_is_always_right_costs_what_is_worked_out_by_hand(is_ba
 def test_without_the_bonus_no_leaf_is_asked_about_and_the_last_round_is_capped():
     # Rounds of 2, 2, 2, 2 and, the budget being 9, of 1.
     target, draft = Counted(1.0), Counted(1.0)
-    found = compare(experiments.compare_path_decoding, target, draft, 9, depth=2, bonus=False)
+    found = compare(target, path(draft, 2), 9, bonus=False)
     assert counts(found.speculative, *DONE) == (5, 9, 9, 9)
     assert counts(found.speculative, *TARGET) == (9, 9, 5)
     assert (target.queries, draft.queries) == (9 + 9, 9)
@@ -96,7 +100,10 @@ def test_a_fixed_tree_whose_second_siblings_are_right_costs_what_is_worked_out_b
     # to go one level is drafted, three nodes, and the bonus follows.
     target = Counted(1.0, is_batched=is_batched)
     draft = Counted(0.25, is_batched=is_batched)
-    found = compare(experiments.compare_tree_decoding, target, draft, 6, widths=(2, 1))
+    found = experiments.compare_tree_decoding(
+        target.provider, draft.provider, PROMPT, jax.random.key(5), new_tokens=6, shape=(2, 1)
+    )
+    assert found.speculative.name == "fixed tree"
     run = found.speculative
     assert run.text == found.baseline.text == (1, 0) * 3
     assert counts(run, *DONE) == (3, 6, 4 + 4 + 2, 3)
@@ -111,7 +118,7 @@ def test_a_fixed_tree_whose_second_siblings_are_right_costs_what_is_worked_out_b
 def test_an_adaptive_tree_that_deepens_costs_what_is_worked_out_by_hand():
     # A certain draft: width 1. Depth 1, then 2 as all was accepted, then 0 as one token is left.
     target, draft = Counted(1.0), Counted(1.0)
-    found = compare(experiments.compare_adaptive_decoding, target, draft, 6, policy=POLICY)
+    found = compare(target, AdaptiveTree(draft.provider, policy=POLICY), 6)
     assert counts(found.speculative, *DONE) == (3, 6, 3, 3)
     assert counts(found.speculative, *TARGET) == (2 + 3 + 1, 6, 3)
     assert counts(found.speculative, *DRAFT) == (3, 3, 3)
@@ -119,58 +126,74 @@ def test_an_adaptive_tree_that_deepens_costs_what_is_worked_out_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("compare_kind", "options"),
+    "drafter",
     [
-        (experiments.compare_path_decoding, {"depth": 2}),
-        (experiments.compare_path_decoding, {"depth": 2, "rule": "block"}),
-        (experiments.compare_tree_decoding, {"widths": (2, 1)}),
-        (experiments.compare_adaptive_decoding, {"policy": POLICY}),
+        lambda draft: path(draft, 2),
+        lambda draft: path(draft, 2, "block"),
+        lambda draft: FixedTree(draft.provider, (2, 1)),
+        lambda draft: AdaptiveTree(draft.provider, policy=POLICY),
     ],
     ids=["path", "block", "tree", "adaptive"],
 )
-def test_both_runs_have_one_target_prompt_seed_and_exact_budget_and_one_exact_law(
-    compare_kind, options
-):
-    told = []
+def test_both_runs_have_one_target_prompt_key_and_exact_budget_and_one_exact_law(drafter):
+    steps = []
     target, draft = Counted(0.75), Counted(0.375)
-    found = compare(compare_kind, target, draft, 7, law_tokens=3, progress=told.append, **options)
+    found = compare(
+        target,
+        drafter(draft),
+        7,
+        name="mine",
+        law_tokens=3,
+        keep_records=True,
+        progress=lambda *step: steps.append(step),
+    )
     for run in (found.baseline, found.speculative):
         assert run.decoder["target"] == target.provider.name
-        assert run.decoder["new_tokens"] == len(run.text) == run.metrics.new_tokens == 7
-        assert (run.prompt, run.seed, run.finished) == (PROMPT, 5, "budget")
-    assert found.baseline.decoder["drafter"] == "none"
-    assert told == ["plain decoding", found.speculative.name, "law of the first 3 tokens"]
+        assert len(run.text) == run.metrics.new_tokens == 7
+        assert (run.prompt, run.finished) == (PROMPT, "budget")
+        assert (run.request["key_data"], run.request["new_tokens"]) == ([0, 5], 7)
+        assert len(run.records) == run.metrics.rounds
+        mine = [done for what, done, total in steps if what == f"decoding: {run.name}"]
+        assert len(mine) == run.metrics.rounds
+        assert mine[-1] == 7
+    assert found.baseline.decoder["drafter"] == "no draft"
+    assert (found.baseline.name, found.speculative.name) == ("plain", "mine")
     assert found.law.test is None
     assert found.law.tv <= 1e-6
     assert found.law.target_tv <= 1e-6
     assert found.law.agrees
-    again = compare(compare_kind, target, draft, 7, **options)
-    assert again.speculative == found.speculative  # the seed decides
+    again = compare(target, drafter(draft), 7, name="mine", baseline=found.baseline)
+    assert again.baseline is found.baseline
+    assert again.speculative == found.speculative  # the key decides
     assert again.law is None
+    assert again.speculative.records == ()
+
+
+def test_a_baseline_of_another_budget_is_a_mismatch():
+    target, draft = Counted(0.75), Counted(0.375)
+    found = compare(target, path(draft, 2), 2)
+    with pytest.raises(experiments.MismatchError, match="continuation length differs: 2 and 3"):
+        compare(target, path(draft, 2), 3, baseline=found.baseline)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mislabelled(SampledPath):
     """Draws from the draft and records uniform rows: the commonest fault in this field."""
 
-    def propose(self, context, depth, pairs) -> Draft:
-        drafted = super().propose(context, depth, pairs)
-        tokens = jnp.asarray(np.asarray(drafted.proposal.tree.tokens)[1:])
-        uniform = jnp.full((self.depth, self.draft.vocab), 1 / self.draft.vocab, jnp.float32)
-        path = js.sampled_path(tokens, uniform, jnp.int32(drafted.depth))
-        return dataclasses.replace(drafted, proposal=path)
+    def finish(self, state, view):
+        uniform = jnp.full_like(state.rows, 1 / state.rows.shape[-1])
+        return super().finish(dataclasses.replace(state, rows=uniform), view)
 
 
 def test_the_exact_law_tells_a_decoder_whose_recorded_rows_are_wrong_by_its_total_variation():
     # A fair target and a draft that is always right about the next token's being the other one,
     # recorded as uniform: always accepted, so "1 0 1" always comes, of probability 1/8.
     target, draft = Counted(0.5).provider, Counted(1.0).provider
-    found = experiments.compare_decoding(
-        "mislabelled",
+    found = experiments.compare(
         target,
         Mislabelled(draft, depth=2),
         PROMPT,
-        seed=0,
+        jax.random.key(0),
         new_tokens=3,
         law_tokens=3,
         bonus=False,
@@ -196,15 +219,15 @@ SHIFTED = wide("shifted", [0.01] * 3 + [0.23] * 4 + [0.05 / 13] * 13)
 
 
 def test_a_large_vocabulary_is_sampled_and_a_lossless_decoder_passes_with_its_power_stated():
-    told = []
+    steps = []
     law = experiments.compare_laws(
         Decoder(PEAKED),
         Decoder(PEAKED, SampledPath(SHIFTED, depth=2)),
         PROMPT,
+        jax.random.key(1),
         tokens=2,
         runs=150,
-        seed=1,
-        progress=lambda *step: told.append(step),
+        progress=lambda *step: steps.append(step),
     )
     assert law.tv is None
     assert law.target_tv is None
@@ -212,7 +235,7 @@ def test_a_large_vocabulary_is_sampled_and_a_lossless_decoder_passes_with_its_po
     assert law.test.sizes == (150, 150)
     assert law.test.degrees >= 8
     assert law.test.detectable < 0.5
-    assert told == [(done, 300) for done in range(1, 301)]
+    assert steps == [(done, 300) for done in range(1, 301)]
 
 
 def test_a_sampled_law_that_is_really_different_is_detected():
@@ -222,9 +245,9 @@ def test_a_sampled_law_that_is_really_different_is_detected():
         Decoder(UNIFORM),
         Decoder(UNIFORM, Mislabelled(SHARP, depth=2)),
         PROMPT,
+        jax.random.key(1),
         tokens=2,
         runs=60,
-        seed=1,
     )
     assert law.test.detectable < 0.6
     assert law.test.p_value < law.test.level
@@ -238,46 +261,42 @@ def test_first_tokens_are_those_of_the_decoder_at_its_full_depth():
         seen.append(context)
         return np.full(WIDE, 1 / WIDE)
 
-    path = SampledPath(Provider("seen", WIDE, ask), depth=2)
+    drafter = SampledPath(Provider("seen", WIDE, ask), depth=2)
     experiments.compare_laws(
-        Decoder(UNIFORM), Decoder(UNIFORM, path, new_tokens=9), PROMPT, tokens=2, runs=2, seed=0
+        Decoder(UNIFORM),
+        Decoder(UNIFORM, drafter),
+        PROMPT,
+        jax.random.key(0),
+        tokens=2,
+        runs=2,
+        new_tokens=9,
     )
     # A budget of these 2 tokens would have left room for one drafted token beside the bonus.
     assert max(map(len, seen)) >= len(PROMPT) + 1
 
 
-@pytest.mark.parametrize(("tokens", "runs"), [(0, 5), (2, 0), (1.5, 5), (2, "3")])
-def test_a_comparison_of_nothing_is_refused(tokens, runs):
-    with pytest.raises(ValueError, match=r"(tokens|runs) is .*: must be"):
-        experiments.compare_laws(
-            Decoder(UNIFORM), Decoder(UNIFORM), PROMPT, tokens=tokens, runs=runs, seed=0
-        )
-
-
-@pytest.mark.parametrize("option", [{"law_tokens": -1}, {"law_tokens": 1.5}, {"law_runs": 0}])
-def test_a_wrong_argument_of_the_law_is_refused_before_anything_is_decoded(option):
+@pytest.mark.parametrize("option", [{"tokens": 0}, {"tokens": 1.5}, {"runs": 0}])
+def test_a_comparison_of_nothing_is_an_error(option):
     (name,) = option
-    silent = Provider("silent", 2, lambda _: pytest.fail("was asked"))
-    with pytest.raises(ValueError, match=f"{name} is "):
-        experiments.compare_path_decoding(silent, silent, PROMPT, seed=0, new_tokens=3, **option)
+    options = {"key": jax.random.key(0), "tokens": 2, "runs": 2, **option}
+    with pytest.raises(ValueError, match=f"{name} is .*: must be"):
+        experiments.compare_laws(Decoder(UNIFORM), Decoder(UNIFORM), PROMPT, **options)
+    silent = Counted(0.5)
+    with pytest.raises(ValueError, match=f"law_{name} is "):
+        compare(silent, path(silent, 2), 3, **{f"law_{name}": -option[name] or -1})
+    assert silent.queries == 0  # before anything is decoded
 
 
-def test_a_run_of_a_prompt_in_an_array_is_plain_json():
-    run = experiments.run_decoder("plain", Decoder(UNIFORM, new_tokens=1), np.array([0, 1]), 0)
-    assert json.loads(json.dumps(experiments.run_to_json(run)))["prompt"] == [0, 1]
+def test_a_run_of_a_prompt_in_an_array_is_plain_json(tmp_path):
+    options = {"key": jax.random.key(0), "new_tokens": 1, "keep_records": True}
+    run = experiments.run(Decoder(UNIFORM), np.array([0, 1]), **options)
+    experiments.save(tmp_path / "run.json", [run])
+    assert json.loads((tmp_path / "run.json").read_text())["content"][0]["prompt"] == [0, 1]
+    assert experiments.load(tmp_path / "run.json") == [run]
 
 
 def test_laws_of_two_targets_are_not_compared():
     with pytest.raises(experiments.MismatchError, match="differs: 'uniform' and 'peaked'"):
         experiments.compare_laws(
-            Decoder(UNIFORM), Decoder(PEAKED), PROMPT, tokens=1, runs=1, seed=0
+            Decoder(UNIFORM), Decoder(PEAKED), PROMPT, jax.random.key(0), tokens=1, runs=1
         )
-
-
-def test_a_tree_drafter_can_be_compared_under_any_name():
-    target, draft = Counted(0.5).provider, Counted(0.25).provider
-    found = experiments.compare_decoding(
-        "mine", target, FixedTree(draft, widths=(2, 1)), PROMPT, seed=0, new_tokens=3
-    )
-    assert found.speculative.name == "mine"
-    assert found.speculative.decoder["widths"] == [2, 1]

@@ -1,17 +1,18 @@
-"""A language model without a network, that shows every breach of the protocol in its logits.
+"""A language model without a network whose logits show every violation of the protocol.
 
-Its row is a hash of the text that a token sees, computed alike by jnp from the cache and by numpy
-from the text, so the two can be compared bit for bit. Where a caller breaks the protocol, rows are
-NaN or those of another text:
+Its row is a hash of the text that a token attends to, computed alike by jnp from the cache and by
+numpy from the text, so the two can be compared bit for bit. Where a caller violates the protocol,
+rows are NaN or those of another text:
 
-- a token sees a slot that was never written or that `keep` gave up: NaN;
-- the positions seen are not 0, 1, .. up to its own, each once: NaN (a sibling, a stale slot, a gap);
-- it does not see its own slot, or its position is out of range: NaN;
-- a block holds an id outside the vocabulary, on padding too (a network may make NaN of it, which no
-  mask hides), or reaches over an end of the cache: NaN from then on;
-- `keep` gets a path that is none: NaN from then on;
-- with `rolls_back=False`, a block does not stand right after the one before: NaN from then on;
-- with `takes_trees=False`, mask and positions are not looked at: a tree gets the rows of a stretch.
+- a token attends to a slot that was never written or that `keep` left undefined: NaN;
+- the positions attended to are not 0, 1, .. up to its own, each once: NaN (a sibling, a stale slot,
+  a gap);
+- it does not attend to its own slot, or its position is out of range: NaN;
+- a block holds an id outside the vocabulary, on padding too (a network may turn it into NaN, which
+  no mask hides), or reaches beyond the cache: NaN from then on;
+- `keep` gets an invalid path: NaN from then on;
+- with `rolls_back=False`, a block does not directly follow the one before: NaN from then on;
+- with `takes_trees=False`, mask and positions are ignored: a tree gets the rows of a span of text.
 """
 
 import functools
@@ -24,10 +25,10 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import struct
-from jaxspec.models.network import LanguageModel, Tokenizer
+from jaxspec.models.network import Block, LanguageModel, Tokenizer
 
 NOTHING = -1
-"""What a slot holds that no token may see."""
+"""The content of a slot that no token may attend to."""
 
 UNIT = 2.0**-14
 """Logits are multiples of this, so float32 arithmetic on them is exact."""
@@ -41,7 +42,7 @@ class FakeCache:
       tokens: int32 [S].
       positions: int32 [S].
       end: int32 [], the slot after the last block.
-      is_broken: bool [], whether the protocol was broken in a way that a network would not forget.
+      is_broken: bool [], whether the protocol was violated with lasting effect.
     """
 
     tokens: jax.Array
@@ -67,12 +68,12 @@ def fake_model(
       vocab: V.
       name: its id.
       takes_trees: whether it honours mask and positions.
-      rolls_back: whether it bears a block over slots that were written before.
+      rolls_back: whether slots may be overwritten.
       has_keep: whether its slots can be moved.
       max_context: tokens at this position and after it get no row.
       noise: a multiple of 1/16, at most 1: how far its rows are from those of `noise=0`. A noisy
         fake is a draft that agrees with the plain one some of the time.
-      tokenizer: handed on.
+      tokenizer: the tokenizer.
     """
     return LanguageModel(
         name=name,
@@ -97,7 +98,7 @@ def row_after(context: Sequence[int], vocab: int = 5, *, noise: float = 0.0) -> 
 
 @functools.cache
 def _forward_of(vocab: int, takes_trees: bool, rolls_back: bool, max_context: int | None) -> Any:
-    """Make one function for all fakes of one kind, so that they share what is compiled."""
+    """Make one function for all fakes of one kind, so that they share compiled programs."""
     return functools.partial(
         _forward,
         vocab,
@@ -110,16 +111,14 @@ def _forward_of(vocab: int, takes_trees: bool, rolls_back: bool, max_context: in
 def _forward(
     vocab: int,
     params: Any,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
     cache: FakeCache,
-    at: jax.Array,
+    block: Block,
     *,
     takes_trees: bool,
     rolls_back: bool,
     max_context: int | None,
 ) -> tuple[jax.Array, FakeCache]:
+    tokens, positions, mask, at = block.tokens, block.positions, block.mask, block.first
     length, slots = mask.shape
     own = at + jnp.arange(length, dtype=jnp.int32)
     places = jnp.arange(slots, dtype=jnp.int32)
@@ -178,7 +177,7 @@ def _keep(cache: FakeCache, at: jax.Array, path: jax.Array) -> FakeCache:
 
 
 def _sum_seen(mask: jax.Array, hashes: jax.Array) -> jax.Array:
-    """Add up the hashes of the slots that each token sees, uint32 [L]."""
+    """Add up the hashes of the slots that each token attends to, uint32 [L]."""
     return jnp.sum(jnp.where(mask, hashes[None], jnp.uint32(0)), axis=1, dtype=jnp.uint32)
 
 
@@ -199,7 +198,7 @@ def _logits(text: Any, vocab: int, noise: Any) -> Any:
 
 
 def _mix(x: Any) -> Any:
-    """Stir 32 bits, one to one (the finaliser of MurmurHash3)."""
+    """Mix 32 bits, one to one (the finaliser of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))

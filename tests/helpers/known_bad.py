@@ -1,7 +1,7 @@
 """Every published way to get token, block, sibling or point-mass verification wrong.
 
 Each variant is a plain rule with one line replaced, played where the fault shows, with the exact
-total variation that it must have there. What the field ships wrong is known from issue trackers and
+total variation that it must have there. What is published wrong is known from issue trackers and
 papers; the figures are exact fractions, worked out by enumeration.
 """
 
@@ -26,6 +26,7 @@ from helpers.plain_rules import (
     verdict,
 )
 from jaxspec import audit
+from jaxspec.audit.boxes import UNITS
 
 
 def one_sample_per_leaf(
@@ -47,7 +48,7 @@ def one_sample_per_leaf(
 
 
 def draw_greedily(pairs: jax.Array, row: jax.Array) -> jax.Array:
-    """Take the most probable tokens, whatever the draws."""
+    """Take the most probable tokens, regardless of the draws."""
     return jax.lax.top_k(row, pairs.shape[0])[1]
 
 
@@ -73,23 +74,24 @@ class Variant:
 
     Attributes:
       name: what is wrong.
-      rule: the rule it goes for.
+      rule: the rule it claims to be.
       instance: where the fault shows.
+      verify: the faulty verifier.
+      draw: the faulty draft, instead of the proposal's.
+      num_drafted: the faulty length of the draft, decided by looking at its tokens.
       tv: how far its law must be off there, exactly.
       impossible: mass of rounds that must emit what the target cannot, exactly.
-      verify: the faulty verifier.
-      draw: the faulty draft, in the place of the proposal's.
-      num_drafted: the faulty length of the draft, decided by looking at its tokens.
     """
 
     name: str
     rule: js.Rule
     instance: audit.Instance
-    tv: Fraction
-    impossible: Fraction = Fraction(0)
     verify: Callable[..., js.Verdict] | None = None
     draw: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     num_drafted: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    _: dataclasses.KW_ONLY
+    tv: Fraction
+    impossible: Fraction = Fraction(0)
 
 
 def row(*numerators: int) -> list[Fraction]:
@@ -137,8 +139,8 @@ CONTEXTS = next(
 )
 """A path of two, rows by context: V = 3, since the residual of a binary row hides its faults."""
 
-TOKEN, TILE, POINT_MASS, WITH, WITHOUT = (js.RULES[name] for name in PLAIN_RULES)
-UNIT = Fraction(1, audit.law.UNITS)
+TOKEN, BLOCK, POINT_MASS, WITH, WITHOUT = (js.RULES[name] for name in PLAIN_RULES)
+UNIT = Fraction(1, UNITS)
 
 
 def _remove_x(now: Now) -> jax.Array:
@@ -160,193 +162,171 @@ def _threshold(accept_all: float, accept_one: float) -> Walk:
 
 
 TOKEN_VARIANTS = (
+    Variant("residual = p", TOKEN, KILL_PATH, Walk(reject=lambda now: now.p), tv=Fraction(61, 400)),
     Variant(
-        "residual = p",
-        TOKEN,
-        KILL_PATH,
-        tv=Fraction(61, 400),
-        verify=Walk(reject=lambda now: now.p),
-    ),
-    Variant(
-        "residual = p without x",
-        TOKEN,
-        KILL_PATH,
-        tv=Fraction(53, 380),
-        verify=Walk(reject=_remove_x),
+        "residual = p without x", TOKEN, KILL_PATH, Walk(reject=_remove_x), tv=Fraction(53, 380)
     ),
     Variant(
         "residual = |p - q|",
         TOKEN,
         KILL_PATH,
+        Walk(reject=lambda now: normalise(jnp.abs(now.r - now.s))),
         tv=Fraction(11, 40),
-        verify=Walk(reject=lambda now: normalise(jnp.abs(now.r - now.s))),
     ),
-    Variant("argmax draft with softmax q", TOKEN, KILL_PATH, tv=Fraction(1, 4), draw=draw_greedily),
+    Variant("argmax draft with softmax q", TOKEN, KILL_PATH, draw=draw_greedily, tv=Fraction(1, 4)),
     Variant(
-        "draft colder than its recorded q", TOKEN, KILL_PATH, tv=Fraction(12, 85), draw=draw_colder
-    ),
-    Variant(
-        "u reused for the residual",
-        TOKEN,
-        KILL_PATH,
-        tv=Fraction(2, 55),
-        verify=Walk(final_is_coin=True),
+        "draft colder than its recorded q", TOKEN, KILL_PATH, draw=draw_colder, tv=Fraction(12, 85)
     ),
     Variant(
-        "bonus from q",
-        TOKEN,
-        KILL_PATH,
-        tv=Fraction(99, 400),
-        verify=Walk(bonus_row=lambda p, q: q),
+        "u reused for the residual", TOKEN, KILL_PATH, Walk(final_is_coin=True), tv=Fraction(2, 55)
     ),
+    Variant("bonus from q", TOKEN, KILL_PATH, Walk(bonus_row=lambda p, q: q), tv=Fraction(99, 400)),
     Variant(
         "<= instead of <",
         TOKEN,
         ZERO_PATH,
-        tv=UNIT / 2,
+        Walk(accepts=_at_most),
         impossible=UNIT / 2,
-        verify=Walk(accepts=_at_most),
+        tv=UNIT / 2,
     ),
+    # The bias is at most V times the epsilon: at the usual 1e-9 no law in float32 can show it.
     Variant(
-        # The bias is at most V times the epsilon: at the usual 1e-9 no law in float32 can show it.
         "epsilon in the quotient",
         TOKEN,
         KILL_PATH,
+        Walk(accepts=lambda now: now.u < now.p[now.x] / (now.q[now.x] + 1e-3)),
         tv=Fraction(977, 907510),
-        verify=Walk(accepts=lambda now: now.u < now.p[now.x] / (now.q[now.x] + 1e-3)),
     ),
     Variant(
         "epsilon in the residual",
         TOKEN,
         ZERO_PATH,
-        tv=Fraction(1, 503),
+        Walk(reject=lambda now: normalise(relu(now.r - now.s) + 1e-3)),
         impossible=Fraction(1, 1006),
-        verify=Walk(reject=lambda now: normalise(relu(now.r - now.s) + 1e-3)),
+        tv=Fraction(1, 503),
     ),
     Variant(
         "a drafted token dropped for its low q",
         TOKEN,
         KILL_PATH,
+        Walk(is_tested=lambda now: now.q[now.x] > 0.1),
         tv=Fraction(11, 400),
-        verify=Walk(is_tested=lambda now: now.q[now.x] > 0.1),
     ),
     Variant(
         "the last sampled token dropped for its low q",
         TOKEN,
         TRIMMED_PATH,
-        tv=Fraction(1, 20),
         num_drafted=without_the_first_improbable,
+        tv=Fraction(1, 20),
     ),
     Variant(
         "lenience 1/2",
         TOKEN,
         _one_level("half a swap", row(5, 3, 2), row(2, 3, 5)),
+        Walk(accepts=lambda now: now.u * 0.5 * now.q[now.x] < now.p[now.x]),
         tv=Fraction(1, 5),
-        verify=Walk(accepts=lambda now: now.u * 0.5 * now.q[now.x] < now.p[now.x]),
     ),
 )
 
 BLOCK_VARIANTS = (
-    Variant(
-        "h = a", TILE, CONTEXTS, tv=Fraction(17, 144), verify=Block(inner=lambda prefix: prefix.a)
-    ),
+    Variant("h = a", BLOCK, CONTEXTS, Block(inner=lambda prefix: prefix.a), tv=Fraction(17, 144)),
     Variant(
         "h = p_i, the token ratio",
-        TILE,
+        BLOCK,
         CONTEXTS,
+        Block(inner=lambda prefix: prefix.rho, whole=lambda prefix: prefix.rho),
         tv=Fraction(19, 72),
-        verify=Block(inner=lambda prefix: prefix.rho, whole=lambda prefix: prefix.rho),
     ),
     Variant(
         "last uncapped",
-        TILE,
+        BLOCK,
         CONTEXTS,
+        Block(whole=lambda prefix: prefix.product),
         tv=Fraction(1, 24),
-        verify=Block(whole=lambda prefix: prefix.product),
     ),
     Variant(
         "stop at first failure",
-        dataclasses.replace(TILE, tests_deepest_first=False),
+        dataclasses.replace(BLOCK, tests_deepest_first=False),
         CONTEXTS,
+        Block(stops_at_first_failure=True),
         tv=Fraction(1, 5),
-        verify=Block(stops_at_first_failure=True),
     ),
     Variant(
         "token residual",
-        TILE,
+        BLOCK,
         CONTEXTS,
+        Block(residual=lambda prefix: relu(prefix.p - prefix.q)),
         tv=Fraction(1, 72),
-        verify=Block(residual=lambda prefix: relu(prefix.p - prefix.q)),
     ),
     Variant(
         "the last sampled token dropped for its low q",
-        TILE,
+        BLOCK,
         TRIMMED_PATH,
-        tv=Fraction(1, 20),
         num_drafted=without_the_first_improbable,
+        tv=Fraction(1, 20),
     ),
     Variant(
         "<= instead of <",
-        TILE,
+        BLOCK,
         ZERO_PATH,
-        tv=UNIT / 2,
+        Block(passes=lambda u, h: u <= h),
         impossible=UNIT / 2,
-        verify=Block(passes=lambda u, h: u <= h),
+        tv=UNIT / 2,
     ),
 )
 
 SIBLING_VARIANTS = (
-    Variant("sort siblings by score", WITH, KILL_SIBLINGS, tv=Fraction(9, 80), draw=draw_and_sort),
+    Variant("sort siblings by score", WITH, KILL_SIBLINGS, draw=draw_and_sort, tv=Fraction(9, 80)),
     Variant(
         "prune by identity",
         WITH,
         KILL_SIBLINGS,
+        Walk(is_tested=lambda now: now.q[now.x] > 0.18),
         tv=Fraction(18, 125),
-        verify=Walk(is_tested=lambda now: now.q[now.x] > 0.18),
     ),
     Variant(
         "the last sibling dropped for its low q",
         WITHOUT,
         KILL_SIBLINGS,
-        tv=Fraction(3, 40),
         num_drafted=lambda tokens, rows: jnp.where(rows[0, tokens[1]] < 0.18, 1, 2),
+        tv=Fraction(3, 40),
     ),
     Variant(
         "skip duplicates",
         WITH,
         KILL_SIBLINGS,
+        Walk(is_tested=lambda now: ~now.gone[now.x]),
         tv=Fraction(29, 500),
-        verify=Walk(is_tested=lambda now: ~now.gone[now.x]),
     ),
     Variant(
         "zero the token instead of subtracting q",
         WITH,
         KILL_SIBLINGS,
+        Walk(reject=_remove_x),
         tv=Fraction(1643, 7600),
-        verify=Walk(reject=_remove_x),
     ),
     Variant(
         "without replacement with un-renormalised q",
         WITHOUT,
         KILL_SIBLINGS,
+        Walk(share=lambda now: jnp.where(now.gone, 0.0, now.q)),
         tv=Fraction(29, 200),
-        verify=Walk(share=lambda now: jnp.where(now.gone, 0.0, now.q)),
     ),
     Variant(
         "<= instead of <, with replacement",
         WITH,
         ZERO_SIBLINGS,
-        tv=UNIT,
+        Walk(accepts=_at_most),
         impossible=UNIT * Fraction(3, 4),
-        verify=Walk(accepts=_at_most),
+        tv=UNIT,
     ),
     Variant(
         "<= instead of <, without replacement",
         WITHOUT,
         ZERO_SIBLINGS,
-        tv=UNIT,
+        Walk(share=not_drawn_yet, accepts=_at_most),
         impossible=UNIT / 2,
-        verify=Walk(share=not_drawn_yet, accepts=_at_most),
+        tv=UNIT,
     ),
 )
 
@@ -355,59 +335,59 @@ POINT_MASS_VARIANTS = (
         "no renormalisation",
         POINT_MASS,
         KILL_CANDIDATES,
+        Walk(share=certain, reject=lambda now: jnp.where(now.is_x, 0.0, now.r)),
         tv=Fraction(21, 400),
-        verify=Walk(share=certain, reject=lambda now: jnp.where(now.is_x, 0.0, now.r)),
     ),
     Variant(
         "keep the mass",
         POINT_MASS,
         KILL_CANDIDATES,
+        Walk(share=certain, reject=lambda now: now.p),
         tv=Fraction(179, 800),
-        verify=Walk(share=certain, reject=lambda now: now.p),
     ),
     Variant(
         "accept min(1, p / softmax q)",
         WITHOUT,
         KILL_SIBLINGS,
-        tv=Fraction(3, 5),
-        verify=Walk(reject=_remove_x),
+        Walk(reject=_remove_x),
         draw=draw_greedily,
+        tv=Fraction(3, 5),
     ),
     Variant(
         "u reused across siblings",
         POINT_MASS,
         KILL_CANDIDATES,
+        Walk(share=certain, shares_coin=True),
         tv=Fraction(3, 34),
-        verify=Walk(share=certain, shares_coin=True),
     ),
     Variant(
         "<= instead of <",
         POINT_MASS,
         ZERO_CANDIDATES,
-        tv=UNIT,
+        Walk(share=certain, accepts=_at_most),
         impossible=UNIT,
-        verify=Walk(share=certain, accepts=_at_most),
+        tv=UNIT,
     ),
     Variant(
         "one sample per leaf, longest match",
         POINT_MASS,
         _one_level("two leaves", row(2, 5, 3), candidates=(1, 2)),
+        one_sample_per_leaf,
         tv=Fraction(3, 50),
-        verify=one_sample_per_leaf,
     ),
     Variant(
         "threshold 0.9 for all candidates",
         POINT_MASS,
         THRESHOLDS,
+        _threshold(accept_all=0.9, accept_one=2.0),
         tv=Fraction(1, 20),
-        verify=_threshold(accept_all=0.9, accept_one=2.0),
     ),
     Variant(
         "threshold 1/4 for one candidate",
         POINT_MASS,
         THRESHOLDS,
+        _threshold(accept_all=1.0, accept_one=0.25),
         tv=Fraction(7, 10),
-        verify=_threshold(accept_all=1.0, accept_one=0.25),
     ),
 )
 

@@ -2,7 +2,7 @@
 
 A walk from the root down and a block rule, which share no code with the verifiers of the package.
 Each holds the lines that people get wrong as fields, so that a faulty variant is the same rule with
-one line replaced. They read whole rows and skip no work; they are made to be read.
+one line replaced. They read all rows and skip no work; they are made to be read.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class Now:
     Attributes:
       p: the target row of its parent.
       q: the draft row of its parent (for point masses, which have none, the target row).
-      r: what earlier siblings left of p.
+      r: the residual of p after earlier siblings.
       x: its token.
       u: its accept draw.
       gone: bool [V], tokens of earlier siblings.
@@ -86,7 +86,7 @@ def not_drawn_yet(now: Now) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """From the root down, siblings in order; as it stands the rule for draws with replacement."""
+    """From the root down, siblings in order; by default the rule for draws with replacement."""
 
     share: Callable[[Now], jax.Array] = lambda now: now.q
     is_tested: Callable[[Now], jax.Array] = lambda now: jnp.bool_(True)
@@ -205,4 +205,4 @@ PLAIN_RULES = {
     "with_replacement": Walk(),
     "without_replacement": Walk(share=not_drawn_yet),
 }
-"""The rules without a fault, by the name of the rule they stand for."""
+"""The rules without a fault, by name."""

@@ -17,7 +17,7 @@ BATCH = 512
 VOCAB = 8
 DRAFTED = 5  # of a path
 NODES, CHILDREN, DEPTH = 8, 3, 3  # of a tree
-WIDE = 33380  # two spans of 32 blocks, one more block, a tail of 100
+WIDE = 33380  # two spans of 32 tiles, one more tile, a tail of 100
 WIDE_BATCH = 8
 
 EDGES = (0.0, -0.0, 2**-24, 0.5, 1 - 2**-23, 1 - 2**-24)

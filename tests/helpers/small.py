@@ -18,21 +18,19 @@ import jaxspec as js
 from helpers.fake_model import fake_model, row_after
 from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import (
-    AdaptiveModelTree,
     AdaptiveTree,
     AdaptiveTreePolicy,
     BestFirstTree,
     Drafter,
     FixedTree,
-    FusedDrafter,
     Lookup,
-    ModelTree,
+    NGramTree,
     NoDraft,
-    Plain,
     SampledPath,
-    model_path,
+    Shape,
 )
-from jaxspec.models.network import LanguageModel
+from jaxspec.models import fit_ngram
+from jaxspec.models.network import Block, LanguageModel
 from jaxspec.models.provider import Context, Provider, Softmax
 
 VOCAB = 5
@@ -47,18 +45,35 @@ POLICY = AdaptiveTreePolicy(
 
 LOOKUP = {2: 5, 1: 2}
 
-FUSED: dict[str, Callable[[], FusedDrafter]] = {
-    "plain": Plain,
-    "path by token": lambda: model_path(DRAFT, 3),
-    "path by block": lambda: model_path(DRAFT, 3, js.RULES["block"]),
-    "top-k tree": lambda: ModelTree(DRAFT, (2, 2, 1), js.RULES["point_mass"]),
-    "tree with replacement": lambda: ModelTree(DRAFT, (2, 2), js.RULES["with_replacement"]),
-    "tree without replacement": lambda: ModelTree(DRAFT, (2, 2), js.RULES["without_replacement"]),
-    "traversal": lambda: ModelTree(DRAFT, (2, 2), js.RULES["traversal"]),
-    "adaptive tree": lambda: AdaptiveModelTree(DRAFT, POLICY),
-    "best-first tree": lambda: BestFirstTree(DRAFT, max_nodes=8, beam=3, depth=3),
-    "lookup": lambda: Lookup(LOOKUP),
-    "lookup tree": lambda: Lookup(LOOKUP, matches=2, max_nodes=6),
+RULES = js.RULES
+IRREGULAR = Shape.of_choices([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+NGRAM = fit_ngram("abcdeabcab", 3)
+
+DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
+    "plain": lambda model: NoDraft(),
+    "path by token": lambda model: SampledPath(model, 3),
+    "path by block": lambda model: SampledPath(model, 3, RULES["block"]),
+    "top-k tree": lambda model: FixedTree(model, (2, 2, 1)),
+    "tree with replacement": lambda model: FixedTree(model, (2, 2), RULES["with_replacement"]),
+    "tree without replacement": lambda model: FixedTree(
+        model, (2, 2), RULES["without_replacement"]
+    ),
+    "traversal": lambda model: FixedTree(model, (2, 2), RULES["traversal"]),
+    "adaptive tree": lambda model: AdaptiveTree(model, POLICY),
+    "best-first tree": lambda model: BestFirstTree(model, max_nodes=8, beam=3, depth=3),
+    "lookup": lambda model: Lookup(LOOKUP),
+    "lookup tree": lambda model: Lookup(LOOKUP, matches=2, max_nodes=6),
+}
+MORE_DRAFTERS: dict[str, Callable[[Any], Drafter]] = {
+    "irregular tree": lambda model: FixedTree(model, IRREGULAR),
+    "irregular without replacement": lambda model: FixedTree(
+        model, IRREGULAR, RULES["without_replacement"]
+    ),
+    "front of a tree": lambda model: FixedTree(model, (3, 2, 2), max_nodes=9),
+    "n-gram tree": lambda model: NGramTree(NGRAM, (2, 1)),
+}
+FUSED: dict[str, Callable[[], Drafter]] = {
+    name: functools.partial(make, DRAFT) for name, make in DRAFTERS.items()
 }
 
 
@@ -75,17 +90,17 @@ def decoder(name: str) -> CompiledDecoder:
         return js.round_draws(key, nodes, position)
 
     return CompiledDecoder(
-        counting(TARGET), FUSED[name](), max_length=LENGTH, prefill_width=4, draws=draws
+        counting(TARGET), FUSED[name](), max_context=LENGTH, prefill_width=4, draws=draws
     )
 
 
 def counting(model: LanguageModel) -> LanguageModel:
     """A network that counts in its cache the tokens it was run over."""
 
-    def forward(params: Any, tokens: Any, positions: Any, mask: Any, cache: Any, at: Any) -> Any:
+    def forward(params: Any, cache: Any, block: Block) -> Any:
         inner, count = cache
-        logits, inner = model.forward(params, tokens, positions, mask, inner, at)
-        return logits, (inner, count + tokens.shape[0])
+        logits, inner = model.forward(params, inner, block)
+        return logits, (inner, count + block.tokens.shape[0])
 
     def keep(cache: Any, at: Any, path: Any) -> Any:
         assert model.keep is not None
@@ -113,14 +128,13 @@ def provider(noise: float, temperature: float) -> Provider:
 
 
 def host_drafters(temperature: float) -> dict[str, Drafter]:
-    """The host drafters that draft what the fused ones of the same name do."""
-    sampled, likely = provider(0.5, temperature), provider(0.5, 1.0)
+    """The same drafters with the draft network as a callable, which point masses ask as it is."""
+    likely, sampled = provider(0.5, 1.0), provider(0.5, temperature)
+    every = {**DRAFTERS, **MORE_DRAFTERS}
+    drafters = {name: make(likely) for name, make in every.items()}
     return {
-        "plain": NoDraft(),
-        "path by token": SampledPath(sampled, 3),
-        "path by block": SampledPath(sampled, 3, js.RULES["block"]),
-        "top-k tree": FixedTree(likely, (2, 2, 1)),
-        "adaptive tree": AdaptiveTree(likely, POLICY),
+        name: drafter if drafter.rule.proposal is js.PointMass else every[name](sampled)
+        for name, drafter in drafters.items()
     }
 
 

@@ -5,14 +5,14 @@ All trees have one capacity and so have all paths, so that the verifiers compile
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 
 import jaxspec as js
+from helpers.providers import CountingModel as Model
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.models.provider import Answer, Context, Provider, Query
+from jaxspec.models.provider import Context, Provider
 
 VOCAB = 3
 round_draws = jax.jit(js.round_draws, static_argnums=1)
@@ -32,31 +32,6 @@ def random_rows(seed: int) -> Callable[[Context], np.ndarray]:
     return row_after
 
 
-class Model:
-    """A model that notes the contexts of each call; `row` may be put out of order and mended."""
-
-    def __init__(
-        self, name: str, row: Callable[[Context], Any], *, is_batched: bool = False
-    ) -> None:
-        self.row = row
-        self.calls: list[list[Context]] = []
-        ask = self._many if is_batched else self._one
-        self.provider = Provider(name, VOCAB, ask, is_batched=is_batched)
-
-    def _many(self, queries: list[Query]) -> list[Answer]:
-        self.calls.append([query.context for query in queries])
-        return [Answer(query.id, self.row(query.context)) for query in queries]
-
-    def _one(self, context: Context) -> Any:
-        self.calls.append([context])
-        return self.row(context)
-
-    @property
-    def asked(self) -> list[Context]:
-        """All contexts asked about, in order."""
-        return [context for call in self.calls for context in call]
-
-
 def target(*, is_batched: bool = False) -> Model:
     return Model("target", random_rows(1), is_batched=is_batched)
 
@@ -69,7 +44,7 @@ DRAFTERS: dict[str, Callable[[Provider], Drafter]] = {
     "none": lambda draft: NoDraft(),
     "path by token": lambda draft: SampledPath(draft, depth=2),
     "path by block": lambda draft: SampledPath(draft, depth=2, rule=js.RULES["block"]),
-    "fixed tree": lambda draft: FixedTree(draft, widths=(2, 1)),
+    "fixed tree": lambda draft: FixedTree(draft, shape=(2, 1)),
     "adaptive tree": lambda draft: AdaptiveTree(draft, POLICY),
 }
 WITH_A_DRAFT = [name for name in DRAFTERS if name != "none"]

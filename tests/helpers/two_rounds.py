@@ -17,11 +17,14 @@ from jax import lax
 
 import jaxspec as js
 from jaxspec import audit
+from jaxspec.audit.instances import RowsByContext
+from jaxspec.audit.law import law_of_text
+from jaxspec.audit.rounds import Outcome, Round, World, make_round
 
 LENGTH = 3
 """Tokens of the text whose law is computed. A round may emit fewer; the target completes the text."""
 
-Play = Callable[[Any, jax.Array], audit.Outcome]
+Play = Callable[[Any, jax.Array], Outcome]
 Text = tuple[int, ...]
 
 
@@ -38,7 +41,7 @@ class TwoRounds:
     """
 
     play: Play
-    world: audit.World
+    world: World
     num_axes: int
     causal_order: tuple[int, ...]
     text: Callable[[np.ndarray], Text]
@@ -47,8 +50,8 @@ class TwoRounds:
         return audit.search(self.play, self.world, self.num_axes, self.causal_order, batch=batch)
 
     def total_variation(self, cells: audit.Cells) -> float:
-        """Tell how far the law of the first `LENGTH` tokens is from the target's joint law."""
-        target = audit.joint_law(np.asarray(self.world.target), LENGTH)
+        """Return how far the law of the first `LENGTH` tokens is from the target's joint law."""
+        target = law_of_text(np.asarray(self.world.target), LENGTH)
         law = np.zeros_like(target)
         for mass, tokens in zip(cells.mass, cells.outcomes.verdict.tokens, strict=True):
             start = self.text(tokens)[:LENGTH]
@@ -57,8 +60,8 @@ class TwoRounds:
 
 
 def two_rounds(rule: js.Rule, instance: audit.Instance) -> TwoRounds:
-    """Play two rounds, each with draws of its own, the second after what the first emitted."""
-    one = audit.make_round(rule, instance)
+    """Play two rounds, each with separate draws, the second after what the first emitted."""
+    one = make_round(rule, instance)
     num_axes = len(one.axes)
     return TwoRounds(
         play=_in_turn(one.play),
@@ -80,8 +83,8 @@ def keyed_by_position(
     the tests are, over the whole text. Binary residuals and no bonus: the final draw decides
     nothing.
     """
-    one = audit.make_round(rule, instance, verify=verify)
-    drafted, vocab = one.depth, instance.vocab
+    one = make_round(rule, instance, verify=verify)
+    drafted, vocab = one.world.tree.max_depth, instance.vocab
     roots = [root for n in range(LENGTH) for root in itertools.product(range(vocab), repeat=n)]
     positions = drafted + LENGTH - 1
     accepts = list(range(positions, 2 * positions))
@@ -103,8 +106,8 @@ def keyed_by_position(
 
 @functools.cache
 def _in_turn(play_one: Play) -> Play:
-    def play(world: audit.World, u: jax.Array) -> audit.Outcome:
-        def step(place: jax.Array, u: jax.Array) -> tuple[jax.Array, audit.Outcome]:
+    def play(world: World, u: jax.Array) -> Outcome:
+        def step(place: jax.Array, u: jax.Array) -> tuple[jax.Array, Outcome]:
             outcome = play_one(_seen_from(world, place), u)
             return _extend(place, outcome.verdict, world.target.shape[1]), outcome
 
@@ -115,10 +118,10 @@ def _in_turn(play_one: Play) -> Play:
 
 @functools.cache
 def _after_all(play_one: Play, root_positions: tuple[int, ...], drafted: int) -> Play:
-    def play(world: audit.World, u: jax.Array) -> audit.Outcome:
+    def play(world: World, u: jax.Array) -> Outcome:
         draft, accept = u.reshape(2, -1)
 
-        def from_root(place: jax.Array, position: jax.Array) -> audit.Outcome:
+        def from_root(place: jax.Array, position: jax.Array) -> Outcome:
             mine = [lax.dynamic_slice_in_dim(x, position, drafted) for x in (draft, accept)]
             return play_one(_seen_from(world, place), jnp.concatenate([*mine, jnp.full(1, 0.5)]))
 
@@ -127,22 +130,22 @@ def _after_all(play_one: Play, root_positions: tuple[int, ...], drafted: int) ->
     return play
 
 
-def _deepened(one: audit.Round, instance: audit.Instance) -> audit.World:
+def _deepened(one: Round, instance: audit.Instance) -> World:
     """Lay rows out deep enough for a round after any text: child x of context i is i V + x + 1."""
     contexts = [
         context
-        for length in range(LENGTH + one.depth + 1)
+        for length in range(LENGTH + one.world.tree.max_depth + 1)
         for context in itertools.product(range(instance.vocab), repeat=length)
     ]
 
-    def table(rows: audit.instances.RowsByContext) -> jax.Array:
+    def table(rows: RowsByContext) -> jax.Array:
         return jnp.array([[float(x) for x in rows.get(c, rows[()])] for c in contexts], jnp.float32)
 
     draft = instance.draft or instance.target
     return dataclasses.replace(one.world, target=table(instance.target), draft=table(draft))
 
 
-def _seen_from(world: audit.World, place: jax.Array) -> audit.World:
+def _seen_from(world: World, place: jax.Array) -> World:
     """Take a context for the root of the next round."""
     vocab = world.target.shape[1]
     child = jnp.arange(1, vocab + 1)[None]

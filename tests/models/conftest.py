@@ -1,9 +1,10 @@
-"""Contexts out of the text that the shipped models were not counted from."""
+"""Contexts out of the text that the bundled models were not counted from."""
 
 import numpy as np
 import pytest
 
-from jaxspec.models import bundled_ngrams, bundled_text, encode, split_text
+from jaxspec.models import bundled_ngrams, bundled_text, split_text
+from jaxspec.models.text import encode
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Text as it comes: pieces join to what decoding at once gives, at the cost of a few tokens each."""
+"""Streamed text: pieces join to what decoding at once gives, at the cost of a few tokens each."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,8 @@ def byte_level():
     wholes = ["".join(part for part, _ in of_text(text)) for text in ("é", "日", "🙂", " a")]
     parts = sorted({whole[a:b] for whole in wholes for a in range(4) for b in range(a + 2, 5)})
     pieces = [*alphabet, *(part for part in parts if len(part) > 1), "<|end|>"]
-    return byte_level_tokenizer(list(dict.fromkeys(pieces)), [], ["<|end|>"])
+    entries = list(dict.fromkeys(pieces))
+    return TextTokenizer(byte_level_tokenizer("here", entries, [], special=["<|end|>"]))
 
 
 def llama_like():

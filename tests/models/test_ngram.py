@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models import (
-    ContextError,
-    TextError,
-    bits_per_character,
-    bundled_ngrams,
-    bundled_text,
-    encode,
-    fit_ngram,
-    split_text,
-)
+from jaxspec.models import bundled_ngrams, bundled_text, fit_ngram, split_text
+from jaxspec.models.text import TextError, encode
 
 
 def reference_row(text, order, alphabet, context):
@@ -125,7 +117,6 @@ def test_orders_one_and_zero():
     uniform = fit_ngram("abca", 0)
     assert uniform.order == 0
     np.testing.assert_array_equal(uniform.row([2, 1]), np.full(3, 1 / 3, "f4"))
-    assert bits_per_character(uniform, "abc") == pytest.approx(np.log2(3))
     assert fit_ngram("a", 1).row([]).tolist() == [1.0]
 
 
@@ -182,19 +173,17 @@ def test_any_batch_shape_gives_the_same_rows(held_out):
         ([0.0, 1.0], "dtype float64"),
         ([float("nan")], "dtype float64"),
         ([True], "dtype bool"),
-        ([2**70], "dtype object"),
-        (["a"], "dtype <U1"),
         (1, "scalar"),
     ],
 )
 def test_hostile_contexts_raise(contexts, message):
-    with pytest.raises(ContextError, match=message):
+    with pytest.raises(TextError, match=message):
         fit_ngram("abcabc", 3).rows(contexts)
 
 
 def test_row_takes_one_context():
     for contexts in ([[0]], 0):
-        with pytest.raises(ContextError, match="context has shape"):
+        with pytest.raises(TextError, match="context has shape"):
             fit_ngram("abc", 2).row(contexts)
 
 
@@ -210,30 +199,16 @@ def test_texts_and_orders_that_no_model_can_be_counted_from_raise():
     for order in (3, -1):
         with pytest.raises(TextError, match=f"order {order} is not in 0 .. 2"):
             fit_ngram("abab", 2).truncated(order)
-    with pytest.raises(TextError, match="empty"):
-        bits_per_character(fit_ngram("ab", 1), "")
-
-
-def test_bits_per_character_by_hand():
-    # Text abab at order 2: P(a) = 1/2, P(b | a) = (2 + 1/2)/3 = 5/6, P(a | b) = (1 + 1/2)/2 = 3/4.
-    bits = bits_per_character(fit_ngram("abab", 2), "abab")
-    assert bits == pytest.approx(-np.log2(1 / 2 * 5 / 6 * 3 / 4 * 5 / 6) / 4)
-
-
-def test_bits_per_character_is_the_same_across_chunks():
-    target, _ = bundled_ngrams()
-    text = split_text(bundled_text(), held_out=True)[:10_000]
-    tokens = encode(text, target.alphabet)
-    padded = np.pad(tokens, (4, 0), constant_values=-1)
-    rows = target.rows(np.lib.stride_tricks.sliding_window_view(padded, 4)[:10_000])
-    expected = -np.log2(np.asarray(rows, np.float64)[np.arange(10_000), tokens]).mean()
-    assert bits_per_character(target, text) == pytest.approx(expected, rel=1e-6)
 
 
 def test_held_out_bits_fall_with_the_order():
     target, _ = bundled_ngrams()
-    sample = split_text(bundled_text(), held_out=True)[:80_000]
-    bits = [bits_per_character(target.truncated(order), sample) for order in range(6)]
+    sample = encode(split_text(bundled_text(), held_out=True)[:20_000], target.alphabet)
+    contexts = np.lib.stride_tricks.sliding_window_view(np.pad(sample, (4, 0))[:-1], 4)
+    bits = []
+    for order in range(6):
+        rows = np.asarray(target.truncated(order).rows(contexts), np.float64)
+        bits.append(-np.log2(rows[np.arange(len(sample)), sample]).mean())
     assert bits[0] == pytest.approx(np.log2(73))
     assert all(lower > higher + 0.1 for lower, higher in itertools.pairwise(bits))
     assert bits[5] < 2.0

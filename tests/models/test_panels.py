@@ -1,4 +1,4 @@
-"""Matrices in panels: the same network, laid out for a few tokens at a time."""
+"""Matrices in panels: the same network, stored for a few tokens at a time."""
 
 import dataclasses
 import functools
@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import models
-from jaxspec.models.llama import LlamaConfig, init_llama, llama, rope_frequencies
+from jaxspec.models.llama import LlamaConfig, in_panels, init_llama, llama, rope_frequencies
+from jaxspec.models.network import Block
 from jaxspec.models.panels import Panels, cut, dense, whole_of
+from training.save import save_huggingface
 
 CONFIG = LlamaConfig(
     vocab=13,
@@ -39,11 +40,11 @@ def pair():
         for layer in model.params.layers
     )
     model = dataclasses.replace(model, params=dataclasses.replace(model.params, layers=layers))
-    return model, models.in_panels(model)
+    return model, in_panels(model)
 
 
 def logits(model, length, batch):
-    """Score a block after three tokens; the first slots are seen by all."""
+    """Score a block after three tokens."""
     rng = np.random.default_rng(length)
     tokens = rng.integers(0, CONFIG.vocab, (batch, 3 + length)).astype(np.int32)
 
@@ -52,9 +53,7 @@ def logits(model, length, batch):
     def of_row(params, tokens):
         cache = model.init_cache(SLOTS)
         for at, block in ((0, tokens[:3]), (3, tokens[3:])):
-            positions = at + jnp.arange(block.shape[0])
-            mask = jnp.arange(SLOTS)[None] <= positions[:, None]
-            rows, cache = model.forward(params, block, positions, mask, cache, jnp.int32(at))
+            rows, cache = model.forward(params, cache, Block.of_text(block, at, SLOTS))
         return rows
 
     return np.asarray(of_row(model.params, tokens))
@@ -67,7 +66,7 @@ def test_a_network_in_panels_gives_the_logits_of_the_network(pair, length, batch
     np.testing.assert_allclose(panels, plain, atol=1e-5)
 
 
-def test_matrices_whose_width_fits_are_cut_and_the_others_stay(pair):
+def test_matrices_of_fitting_width_are_cut_and_others_stay(pair):
     for layer in pair[1].params.layers:
         cut_ones = {name for name, part in vars(layer).items() if isinstance(part, Panels)}
         assert cut_ones == {"query", "key", "value", "output", "down"}
@@ -75,7 +74,7 @@ def test_matrices_whose_width_fits_are_cut_and_the_others_stay(pair):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_matrix_is_put_together_as_it_was_cut(dtype):
+def test_a_cut_matrix_is_restored_and_multiplies_alike(dtype):
     weights = jax.random.normal(jax.random.key(1), (48, 5), dtype)
     panels = cut(weights)
     assert isinstance(panels, Panels)
@@ -90,14 +89,14 @@ def test_a_network_in_panels_is_saved_as_the_network(tmp_path):
     pytest.importorskip("safetensors")
     config = dataclasses.replace(CONFIG, has_biases=False)
     model = llama(config, init_llama(jax.random.key(2), config))
-    for name, params in (("plain", model.params), ("panels", models.in_panels(model).params)):
-        models.save_huggingface(tmp_path / name, config, params, dtype=np.float32)
+    for name, params in (("plain", model.params), ("panels", in_panels(model).params)):
+        save_huggingface(tmp_path / name, config, params, dtype=np.float32)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "panels")]
     assert weights[0] == weights[1]
 
 
 def test_a_network_in_panels_stays_as_it_is(pair):
-    again = models.in_panels(pair[1])
+    again = in_panels(pair[1])
     leaves = (jax.tree.leaves(each.params) for each in (again, pair[1]))
     for ours, theirs in zip(*leaves, strict=True):
         assert ours is theirs
@@ -105,5 +104,5 @@ def test_a_network_in_panels_stays_as_it_is(pair):
 
 def test_only_networks_made_by_llama_are_cut(pair):
     other = dataclasses.replace(pair[0], params={"embedding": jnp.ones((13, 16))}, name="other")
-    with pytest.raises(ValueError, match="other is no network made by `llama`"):
-        models.in_panels(other)
+    with pytest.raises(ValueError, match="other was not made by `llama`"):
+        in_panels(other)

@@ -37,7 +37,7 @@ def test_a_text_ends_where_its_first_complete_stop_string_begins_however_it_is_c
     assert 1000 < stopped < 2900
 
 
-def test_what_may_begin_a_stop_string_is_held_back_and_nothing_else():
+def test_only_possible_beginnings_of_stop_strings_are_held_back():
     stop = StopText(["\n\nQ:", "</s>"])
     assert [stop.push(piece) for piece in ("a\n", "\nQ", "b<", "/s", "\n")] == [
         "a",
@@ -51,6 +51,6 @@ def test_what_may_begin_a_stop_string_is_held_back_and_nothing_else():
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], [5], [b"a"], "END"], ids=repr)
-def test_a_stop_string_that_is_empty_or_no_string_is_refused(stops):
+def test_an_empty_stop_string_is_an_error(stops):
     with pytest.raises(ValueError, match=r"stop string \d is .*: must be|stops is 'END': must be"):
         StopText(stops)

@@ -4,15 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models import (
-    ContextError,
-    TextError,
-    bundled_ngrams,
-    bundled_text,
-    decode,
-    encode,
-    split_text,
-)
+from jaxspec.models import bundled_ngrams, bundled_text, split_text
+from jaxspec.models.text import TextError, decode, encode
 
 
 def test_encode_and_decode_round_trip():
@@ -37,9 +30,9 @@ def test_text_outside_the_alphabet_and_bad_alphabets_raise():
 
 
 def test_ids_that_are_no_text_raise():
-    with pytest.raises(ContextError, match=r"tokens\[1\] is -1, outside \[0, 2\)"):
+    with pytest.raises(TextError, match=r"tokens\[1\] is -1, outside \[0, 2\)"):
         decode([0, -1], "ab")
-    with pytest.raises(ContextError, match="shape"):
+    with pytest.raises(TextError, match="shape"):
         decode([[0]], "ab")
 
 

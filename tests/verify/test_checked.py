@@ -1,6 +1,8 @@
 """The checking twin: every fault has its own message with place and value; good input has none."""
 
+import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,7 @@ VOCAB = 7
 
 
 def no_verifier(draws: Any, proposal: Any, target_rows: Any, bonus: Any) -> jax.Array:
-    """Stand in for a verifier: what is checked does not depend on it, and it compiles at once."""
+    """Replace a verifier, on which the checks do not depend, and which takes long to compile."""
     del draws, proposal, target_rows
     return jnp.asarray(bonus)
 
@@ -53,9 +55,7 @@ class Round:
                 for rows, temperature in zip((target, draft), self.temperature, strict=True)
             )
         draws = js.Draws(accept=jnp.asarray(self.accept), final=jnp.asarray(self.final))
-        proposal = (
-            js.PointMass(tree=tree) if kind is js.PointMass else kind(tree=tree, draft_rows=draft)
-        )
+        proposal = kind(tree=tree, draft_rows=None if kind is js.PointMass else draft)
         return draws, proposal, target, jnp.asarray(self.bonus)
 
     def message(self, **how: Any) -> str | None:
@@ -77,6 +77,14 @@ def crowd(round_: Round) -> None:
     round_.level_sizes[:] = [1, 3, 0, 0]
 
 
+def chain_of_four(round_: Round) -> None:
+    """Hang four candidates below each other, where there are three levels."""
+    round_.tokens[:5], round_.parents[:5] = [-1, 3, 5, 2, 1], [-1, 0, 1, 2, 3]
+    round_.children[:] = -1
+    round_.children[:4, 0] = [1, 2, 3, 4]
+    round_.level_sizes[:] = [1, 1, 1, 2]
+
+
 FAULTS = [
     (put("accept", 3, value=np.nan), "accept draw of node 3: nan is outside [0, 1)"),
     (put("accept", 5, value=1.0), "accept draw of node 5: 1.0 is outside [0, 1)"),
@@ -88,23 +96,24 @@ FAULTS = [
     (put("tokens", 3, value=2**31 - 1), "node 3: token 2147483647 is outside the vocabulary of 7"),
     (put("tokens", 5, value=3), "node 5 is padding: its token must be -1, not 3"),
     (put("tokens", 2, value=3), "nodes 1 and 2: siblings with one token, 3"),
-    (put("parents", 3, value=4), "node 3: parent 4 does not stand before it"),
-    (put("parents", 2, value=2), "node 2: parent 2 does not stand before it"),
-    (put("parents", 1, value=-1), "node 1: parent -1 does not stand before it"),
+    (put("parents", 3, value=4), "node 3: parent 4 does not come before it"),
+    (put("parents", 2, value=2), "node 2: parent 2 does not come before it"),
+    (put("parents", 1, value=-1), "node 1: parent -1 does not come before it"),
     (put("parents", 0, value=0), "node 0 is the root or padding: its parent must be -1, not 0"),
     (put("parents", 5, value=0), "node 5 is the root or padding: its parent must be -1, not 0"),
-    (put("parents", 3, value=2), "node 1: child slot 0 holds 3, the parents say -1"),
-    (put("children", 0, value=[2, 1]), "node 0: child slot 0 holds 2, the parents say 1"),
-    (put("children", 0, 1, value=-1), "node 0: child slot 1 holds -1, the parents say 2"),
-    (put("children", 5, 0, value=1), "node 5: child slot 0 holds 1, the parents say -1"),
+    (put("parents", 3, value=2), "node 1: child slot 0 holds 3, the parents give -1"),
+    (put("children", 0, value=[2, 1]), "node 0: child slot 0 holds 2, the parents give 1"),
+    (put("children", 0, 1, value=-1), "node 0: child slot 1 holds -1, the parents give 2"),
+    (put("children", 5, 0, value=1), "node 5: child slot 0 holds 1, the parents give -1"),
     (crowd, "node 3: its parent 0 has more children than its 2 slots"),
     (put("level_sizes", value=0), "the tree counts 0 nodes: it must be from 1 to 6"),
     (put("level_sizes", 1, value=9), "the tree counts 11 nodes: it must be from 1 to 6"),
-    (put("level_sizes", 3, value=1), "node 4: parent -1 does not stand before it"),
+    (put("level_sizes", 3, value=1), "node 4: parent -1 does not come before it"),
     (
         put("level_sizes", value=[1, 1, 2, 0]),
-        "depth 1: level_sizes says 1 nodes, the parents say 2",
+        "depth 1: level_sizes has 1 nodes, the parents give 2",
     ),
+    (chain_of_four, "node 4 is deeper than the 3 levels of the tree"),
     (put("target", 3, 4, value=np.nan), "target row 3: entry 4 is nan"),
     (put("target", 0, 6, value=-np.inf), "target row 0: entry 6 is -inf"),
     (put("target", 1, 6, value=-0.25), "target row 1: entry 6 is -0.25, below 0"),
@@ -115,39 +124,32 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), FAULTS, ids=[message for _, message in FAULTS])
-def test_every_fault_is_named_with_its_place_and_value(
-    spoil: Callable[[Round], None], message: str
-) -> None:
-    round_ = Round()
-    spoil(round_)
-    assert round_.message() == message
+def test_every_fault_is_named_with_its_place_and_value() -> None:
+    for spoil, message in FAULTS:
+        round_ = Round()
+        spoil(round_)
+        assert round_.message() == message
 
 
-@pytest.mark.parametrize(
-    ("row", "entry", "value", "message"),
-    [
+def test_every_fault_of_logits_is_named() -> None:
+    for row, entry, value, message in (
         (1, 2, np.nan, "target row 1: logit 2 is nan: only finite logits and -inf are allowed"),
         (3, 6, np.inf, "target row 3: logit 6 is inf: only finite logits and -inf are allowed"),
         (2, slice(None), -np.inf, "target row 2: every logit is -inf, so the row has no mass"),
-    ],
-)
-def test_every_fault_of_logits_is_named(row: int, entry: Any, value: float, message: str) -> None:
-    round_ = Round()
-    round_.target[row, entry] = np.exp(value)  # the round takes the logarithm
-    assert round_.message(logits=True) == message
+    ):
+        round_ = Round()
+        round_.target[row, entry] = np.exp(value)  # the round takes the logarithm
+        assert round_.message(logits=True) == message
+    for (place, name), value in itertools.product(
+        ((0, "target"), (1, "draft")), (-1.0, np.nan, np.inf)
+    ):
+        round_ = Round()
+        round_.temperature[place] = value
+        wanted = f"{name} temperature is {value}: it must be finite and at least 0"
+        assert round_.message(logits=True) == wanted
 
 
-@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
-@pytest.mark.parametrize(("place", "name"), [(0, "target"), (1, "draft")])
-def test_a_bad_temperature_is_named(place: int, name: str, value: float) -> None:
-    round_ = Round()
-    round_.temperature[place] = value
-    wanted = f"{name} temperature is {value}: it must be finite and at least 0"
-    assert round_.message(logits=True) == wanted
-
-
-def test_good_input_has_no_error_whatever_stands_where_nothing_is_read() -> None:
+def test_valid_input_has_no_error_whatever_the_values_that_are_not_read() -> None:
     round_ = Round()
     assert round_.message() is None
     assert round_.message(logits=True) is None
@@ -192,7 +194,7 @@ DRAWS = js.Draws(accept=jnp.array([0.0, 0.25]), final=jnp.array([0.0, 0.5]))
 
 
 def test_the_twin_gives_the_verdict_and_names_the_sequence_of_a_batch_that_is_at_fault() -> None:
-    # A bonus settled beforehand counts: without it nobody reads the last row, which is at fault.
+    # A bonus fixed beforehand counts: without it the last row, which is at fault, is not read.
     verify = functools.partial(js.verify_path, bonus=True)
     axes = (None, None, 0)
     twin = jax.jit(jax.vmap(js.checked(verify), in_axes=axes))
@@ -220,7 +222,11 @@ def test_strict_returns_the_verdict_or_raises_at_once() -> None:
             verify(DRAWS, two_node_path(token), rows, True)
     for draws, rows, message in (
         (DRAWS, ROWS.at[1, 0].set(jnp.nan), "target row 1: entry 0 is nan"),
-        (DRAWS.replace(final=jnp.array([jnp.inf, 0.5])), ROWS, "final draw, number 0: inf"),
+        (
+            dataclasses.replace(DRAWS, final=jnp.array([jnp.inf, 0.5])),
+            ROWS,
+            "final draw, number 0: inf",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             verify(draws, two_node_path(0), rows, True)
@@ -232,7 +238,7 @@ def test_strict_names_the_place_of_a_bad_draft_entry_as_checked_does() -> None:
         js.strict(js.verify_path)(DRAWS, path, ROWS)
 
 
-@pytest.mark.parametrize("first", [-1, 2, 7, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("first", [-1, 2, 2**31 - 1, -(2**31)])
 def test_rows_that_start_outside_their_slab_are_named_and_flagged(first: int) -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.int32(first))
@@ -245,7 +251,7 @@ def test_rows_that_start_outside_their_slab_are_named_and_flagged(first: int) ->
     assert int(verdict.num_accepted) == (1 if first == 2 else 0)
 
 
-def test_a_slab_may_end_before_rows_that_nobody_reads() -> None:
+def test_a_slab_may_end_before_rows_that_are_not_read() -> None:
     lengths, first = jnp.array([2, 0, 1]), jnp.array([0, 3, 4])
     rows = js.Probabilities(values=jnp.full((6, 2), 0.5), first=first)
     drafts = js.Probabilities(values=jnp.full((3, 2), 0.5), first=jnp.array([0, 2, 2]))
@@ -264,7 +270,7 @@ def test_a_slab_may_end_before_rows_that_nobody_reads() -> None:
     assert not verdict.status.any()
 
 
-@pytest.mark.parametrize("length", [3, 7, -1, -(2**31)])
+@pytest.mark.parametrize("length", [3, -1, -(2**31)])
 def test_a_length_out_of_range_is_named_flagged_and_on_the_host_refused(length: int) -> None:
     rows, drafts = jnp.full((3, 2), 0.5), jnp.full((2, 2), 0.5)
     draws = js.Draws(accept=jnp.zeros(3), final=jnp.zeros(2))
@@ -278,9 +284,7 @@ def test_a_length_out_of_range_is_named_flagged_and_on_the_host_refused(length: 
     assert "the tree counts" in error.get()
     assert int(verdict.status) == js.Status.BAD_TREE
     assert int(verdict.num_tokens) == 0
-    with pytest.raises(
-        js.TreeError, match=f"num_drafted is {length}: of 2 tokens 0 to 2 can count"
-    ):
+    with pytest.raises(js.TreeError, match=f"num_drafted is {length}: must be 0 to 2"):
         js.sampled_path(jnp.array([0, 1]), drafts, length)
 
 
@@ -332,12 +336,12 @@ def test_shapes_that_do_not_fit_are_named_with_what_to_do() -> None:
         ((DRAWS, path, many[2]), r"target rows has shape \[2, 2, 2\]: one sequence .* jax.vmap"),
         ((DRAWS, path, ROWS, jnp.array([True, False])), r"bonus has shape \[2\]: .* jax.vmap"),
         ((DRAWS, wide, ROWS), "draft rows have 3 entries, target rows 2: .* probability 0"),
-        ((DRAWS, path, ROWS[:1]), "target rows: 1 of them, wanted 2"),
+        ((DRAWS, path, ROWS[:1]), "target rows: 1 given, must be 2"),
         (
             (DRAWS, path, ROWS.astype(jnp.int32)),
-            "target rows has dtype int32: wanted a float dtype",
+            "target rows has dtype int32: must be a float dtype",
         ),
-        ((DRAWS, path, ROWS, 1), "bonus has dtype int32: wanted bool"),
+        ((DRAWS, path, ROWS, 1), "bonus has dtype int32: must be bool"),
         ((DRAWS, path, ROWS[:, :0]), "target rows have no entries"),
         (
             (DRAWS, path, js.Probabilities(values=ROWS[:0], first=jnp.int32(0))),
@@ -352,5 +356,5 @@ def test_rows_of_a_dtype_without_a_tolerance_are_refused() -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = jnp.full((2, 2), 0.5, jnp.float8_e4m3fn)
     draws = js.round_draws(jax.random.key(0), 2).verify
-    with pytest.raises(AssertionError, match="float8_e4m3fn is none of"):
+    with pytest.raises(AssertionError, match="float8_e4m3fn: must be one of"):
         js.checked(js.verify_path)(draws, path, rows)

@@ -14,8 +14,8 @@ import jaxspec as js
 
 each_rule = pytest.mark.parametrize("rule", js.RULES.values(), ids=js.RULES)
 
-LARGE = 5000  # nine blocks of 512 and a tail; batched by offsets into one slab
-WHOLE = 4096  # the least that is batched so: eight blocks and no tail
+LARGE = 5000  # nine tiles of 512 and a tail; batched by offsets into one slab
+WHOLE = 4096  # the least that is batched so: eight tiles and no tail
 
 
 def assert_equal(first: js.Verdict, second: js.Verdict) -> None:

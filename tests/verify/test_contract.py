@@ -95,21 +95,21 @@ def test_rows_of_half_precision_are_computed_with_in_float32() -> None:
 
 
 @pytest.mark.parametrize("name", ["point_mass", "traversal"])
-def test_a_rule_agrees_with_a_plain_walk_over_many_blocks_of_a_large_vocabulary(name: str) -> None:
+def test_a_rule_agrees_with_a_plain_walk_over_many_tiles_of_a_large_vocabulary(name: str) -> None:
     rule = js.RULES[name]
     for seed in range(5, 10):
         assert_agrees(rule, random_rounds(rule, seed, batch=WIDE_BATCH, vocab=WIDE))
 
 
 @pytest.mark.parametrize("name", ["point_mass", "traversal"])
-def test_a_rejected_sibling_is_never_emitted_again_from_its_block_of_a_large_vocabulary(
+def test_a_rejected_sibling_is_never_emitted_again_from_its_tile_of_a_large_vocabulary(
     name: str,
 ) -> None:
     rule = js.RULES[name]
-    # Half of the mass lies on two siblings of one block, a quarter on others of that block, a quarter
+    # Half of the mass lies on two siblings of one tile, a quarter on others of that tile, a quarter
     # far away. Both siblings are rejected.
-    for block in (0, 31, 32, WIDE // 512):
-        first = block * 512
+    for tile in (0, 31, 32, WIDE // 512):
+        first = tile * 512
         siblings = [first + 70, first + 3]
         rounds = made_by_hand(
             rule, [-1, *siblings], [-1, 0, 0], target=[[0.0]], batch=WIDE_BATCH, vocab=WIDE
@@ -119,7 +119,7 @@ def test_a_rejected_sibling_is_never_emitted_again_from_its_block_of_a_large_voc
         rounds.target[:, 0, siblings] = 0.25
         rounds.draft[:, 0, siblings] = 0.5
         rounds.accept[:, 1:] = 1 - 2**-24
-        # Just below and above 1/2, where the two blocks meet once the siblings' mass is gone.
+        # Just below and above 1/2, where the two tiles meet once the siblings' mass is gone.
         rounds.final[:, 0] = np.arange(WIDE_BATCH) % 2 * 0.2 + 0.4
         rounds.final[:, 1] = (np.arange(WIDE_BATCH) + 0.4) / WIDE_BATCH
         assert_agrees(rule, rounds)

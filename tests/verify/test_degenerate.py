@@ -22,7 +22,7 @@ from helpers.random_rounds import (
 
 import jaxspec as js
 
-TOKEN, TILE = js.RULES["token"], js.RULES["block"]
+TOKEN, BLOCK = js.RULES["token"], js.RULES["block"]
 
 
 def in_a_tree(paths: Rounds) -> Rounds:
@@ -82,14 +82,14 @@ def test_a_sure_draft_is_verified_as_a_point_mass() -> None:
 
 @pytest.mark.parametrize("seed", [44, 45])
 def test_traversal_of_a_path_is_block_verification(seed: int) -> None:
-    paths = random_rounds(TILE, seed, max_depth=DEPTH)
-    assert_same_outcome(play(TILE, paths), play(js.RULES["traversal"], in_a_tree(paths)))
+    paths = random_rounds(BLOCK, seed, max_depth=DEPTH)
+    assert_same_outcome(play(BLOCK, paths), play(js.RULES["traversal"], in_a_tree(paths)))
 
 
 @pytest.mark.parametrize("seed", [46, 47])
 def test_a_block_of_one_token_is_verified_as_that_token(seed: int) -> None:
     paths = random_rounds(TOKEN, seed, max_depth=1)
-    assert_same_outcome(play(TOKEN, paths), play(TILE, paths))
+    assert_same_outcome(play(TOKEN, paths), play(BLOCK, paths))
 
 
 @pytest.mark.parametrize("name", js.RULES)

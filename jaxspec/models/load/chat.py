@@ -4,11 +4,12 @@ import dataclasses
 import datetime
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.extras import needs
-from jaxspec.models.load.tensors import CheckpointError, shown
+from jaxspec.extras import require
+from jaxspec.models.load.fields import CheckpointError, shown, wrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ChatTemplate:
 
     Attributes:
       source: the template.
-      variables: what it may use besides the messages, such as `bos_token`.
+      variables: what it may use in addition to the messages, such as `bos_token`.
     """
 
     source: str
@@ -33,96 +34,68 @@ class ChatTemplate:
 
         Raises:
           ImportError: jinja2 is not installed.
-          ValueError: the template is none, or rejects the messages.
+          CheckpointError: the template is invalid, or rejects the messages.
         """
-        try:
-            import jinja2
-            from jinja2 import nodes
-            from jinja2.ext import Extension, loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise ImportError(needs("a chat template", "jinja2", "models")) from error
-
-        class AnswerMarks(Extension):
-            """`{% generation %}` marks for training what the network answered; its text stays."""
-
-            tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-            def parse(self, parser: Any) -> Any:
-                line = next(parser.stream).lineno
-                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-                return nodes.Scope(body, lineno=line)
+        jinja2 = require("a chat template", "jinja2", "models")
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         def reject(message: str) -> None:
             raise jinja2.TemplateError(message)
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, AnswerMarks]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = reject
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        try:
-            return environment.from_string(self.source).render(
+        # `{% generation %}` marks answers for training: for a text it is a block of any kind.
+        source = re.sub(r"(\{%[-+]?\s*(?:end)?)generation(\s*[-+]?%\})", r"\1with\2", self.source)
+        with wrapped("the chat template failed"):  # a program: it may raise anything
+            return environment.from_string(source).render(
                 {**self.variables, "messages": list(messages), "add_generation_prompt": True}
             )
-        # A template is a program: what its author divides by zero or adds to text, is any error.
-        except Exception as error:
-            raise ValueError(
-                f"the chat template failed: {error or type(error).__name__}"
-            ) from error
 
 
-def read_chat_template(directory: pathlib.Path) -> ChatTemplate | None:
-    """Read the chat template beside a `tokenizer.json`, or None if there is none.
+def read_chat_template(
+    place: pathlib.Path, config: Mapping[str, Any], older: Mapping[str, Any]
+) -> ChatTemplate | None:
+    """Read a directory's chat template, if it has one.
 
-    It is the file `chat_template.jinja`, or the field `chat_template` of `tokenizer_config.json`, of
-    several the one named "default". What it calls `bos_token` and the like is what
-    `tokenizer_config.json` says, else `special_tokens_map.json` of older checkpoints.
-
-    Raises:
-      CheckpointError: a file cannot be read, or the field is no template.
+    It is the file `chat_template.jinja`, or the field `chat_template` of `tokenizer_config.json`
+    (`config`), of several the one named "default". `older` is the content of
+    `special_tokens_map.json`, whose special tokens those of `config` replace.
     """
-    path, mapped = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
-    try:
-        config, older = (
-            json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            for file in (path, mapped)
-        )
-        alone = directory / "chat_template.jinja"
-        source = alone.read_text(encoding="utf-8") if alone.is_file() else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{directory}: chat template: {error}") from error
-    for file, content in ((path, config), (mapped, older)):
-        if not isinstance(content, dict):
-            raise CheckpointError(f"{file}: not an object")
-    if source is None:
-        source = config.get("chat_template")
+    path = place / "chat_template.jinja"
+    source = config.get("chat_template")
+    if path.is_file():
+        with wrapped(path):
+            source = path.read_text(encoding="utf-8")
     if isinstance(source, list):
         named = {each.get("name"): each for each in source if isinstance(each, dict)}
         source = named.get("default", {}).get("template", source)
     if source is None:
         return None
     if not isinstance(source, str):
+        wanted = "must be a template or a list of them with one named default"
         raise CheckpointError(
-            f"{path}: chat_template is {shown(source)}, neither a template nor a list of them with "
-            "one named default"
+            place / "tokenizer_config.json", f"chat_template is {shown(source)}, {wanted}"
         )
     return ChatTemplate(source, _special_tokens(older) | _special_tokens(config))
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of fields such as `bos_token`: a string, or an object with its content."""
-    found = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
 ) -> str:
-    # jinja2's own filter writes <, > and ' in the way of HTML.
+    # jinja2's own filter escapes <, > and ' as HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

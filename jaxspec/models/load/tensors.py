@@ -1,8 +1,16 @@
-"""Named tensors of a checkpoint to the parameters of a network, fields and shapes checked."""
+"""What a network of this package needs of a file: its sizes, its RoPE, its tensors.
+
+`config.json` and GGUF metadata arrive here under the same names, see `jaxspec.models.load.metadata`,
+so that sizes, RoPE, windows and tied heads are decided once.
+
+References:
+  Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
+    2023 (RoPE type linear: `factor` alone).
+  Grattafiori et al., "The Llama 3 Herd of Models", 2024 (RoPE type llama3).
+"""
 
 import dataclasses
-import os
-import reprlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,92 +18,90 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.models.llama import LlamaConfig, LlamaLayer, LlamaParams, wanted_shapes
+from jaxspec.models.llama import (
+    LlamaConfig,
+    LlamaLayer,
+    LlamaParams,
+    rope_frequencies,
+    wanted_shapes,
+)
+from jaxspec.models.load.fields import CheckpointError, Values, wrapped
+from jaxspec.models.load.metadata import MOST_HEAD_WIDTH
+
+_LAYER, _BLOCK = "model.layers.{layer}.", "blk.{layer}."
+
+TENSORS: Mapping[str, tuple[str, str]] = {
+    "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
+    "norm": ("model.norm.weight", "output_norm.weight"),
+    "head": ("lm_head.weight", "output.weight"),
+    "attention_norm": (f"{_LAYER}input_layernorm.weight", f"{_BLOCK}attn_norm.weight"),
+    "query": (f"{_LAYER}self_attn.q_proj.weight", f"{_BLOCK}attn_q.weight"),
+    "key": (f"{_LAYER}self_attn.k_proj.weight", f"{_BLOCK}attn_k.weight"),
+    "value": (f"{_LAYER}self_attn.v_proj.weight", f"{_BLOCK}attn_v.weight"),
+    "output": (f"{_LAYER}self_attn.o_proj.weight", f"{_BLOCK}attn_output.weight"),
+    "hidden_norm": (f"{_LAYER}post_attention_layernorm.weight", f"{_BLOCK}ffn_norm.weight"),
+    "gate": (f"{_LAYER}mlp.gate_proj.weight", f"{_BLOCK}ffn_gate.weight"),
+    "up": (f"{_LAYER}mlp.up_proj.weight", f"{_BLOCK}ffn_up.weight"),
+    "down": (f"{_LAYER}mlp.down_proj.weight", f"{_BLOCK}ffn_down.weight"),
+    "query_bias": (f"{_LAYER}self_attn.q_proj.bias", ""),
+    "key_bias": (f"{_LAYER}self_attn.k_proj.bias", ""),
+    "value_bias": (f"{_LAYER}self_attn.v_proj.bias", ""),
+}
+"""By field of the parameters, names in Hugging Face checkpoints and in GGUF files ("": none)."""
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that is damaged, incomplete, or of a network this package does not have."""
+def head_width(values: Values) -> int:
+    """Return the width of a head: as stated, or the network's width split among the heads."""
+    if values["head_width"] is None:
+        width, rest = divmod(values["width"], heads := values["heads"])
+        if rest or width % 2 or not 0 < width <= MOST_HEAD_WIDTH:
+            raise values.error(
+                "width", f"not {values.keys_of['heads']} {heads} times an even width"
+            )
+        return width
+    if values["head_width"] % 2:
+        raise values.error("head_width", "must be even")
+    return values["head_width"]
 
 
-MOST_HEAD_WIDTH = 1 << 16
-"""No network's heads are as wide; a broken file must not make a list of angles without end."""
+def scaled_frequencies(
+    head_width: int,
+    base: float,
+    factor: float = 1.0,
+    *,
+    low: float | None = None,
+    high: float = math.inf,
+    context: float = 0.0,
+) -> tuple[float, ...]:
+    """Return RoPE's frequencies, divided by `factor`.
 
-MOST_CONTEXT = (1 << 31) - 1
-"""Positions are counted in 32 bits."""
+    With `low`, those of more turns than this within `context` positions are divided by less, from
+    `high` turns on not at all, with linear interpolation between.
 
-_LARGEST = float(np.finfo(np.float32).max)
-_REQUIRED: Any = object()
-
-
-@dataclasses.dataclass(frozen=True)
-class Fields:
-    """What a file says of a network, each value read with the type and range that it must have.
-
-    A field that is absent or null has its default; where there is none, it is rejected as None.
-
-    Attributes:
-      path: the file, for messages.
-      values: its fields.
+    >>> scaled_frequencies(8, 1e4, 8, low=1, high=4, context=1000)
+    (1.0, 0.1, 0.0029..., 0.000125)
     """
 
-    path: str | os.PathLike[str]
-    values: Mapping[str, Any]
+    def scaled(frequency: float) -> float:
+        if low is None:
+            return frequency / factor
+        turns = context * frequency / (2 * math.pi)
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return share * frequency + (1 - share) * frequency / factor
 
-    def whole(
-        self, name: str, default: Any = _REQUIRED, *, least: int = 1, most: int | None = None
-    ) -> Any:
-        """Return a whole number from `least` to `most`, or the default."""
-
-        def is_fine(value: Any) -> bool:
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            return is_whole and value >= least and (most is None or value <= most)
-
-        upto = f"of at least {least}" if most is None else f"from {least} to {most}"
-        return self.get(name, default, is_fine, f"a whole number {upto}")
-
-    def number(self, name: str, default: Any = _REQUIRED, *, above: float = 0.0) -> Any:
-        """Return a number above `above` that float32 holds, or the default."""
-
-        def is_fine(value: Any) -> bool:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and above < value <= _LARGEST
-
-        return self.get(name, default, is_fine, f"a finite number above {above:g}")
-
-    def truth(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Return true or false, or the default."""
-        return self.get(name, default, lambda value: isinstance(value, bool), "true or false")
-
-    def texts(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Return a list of strings, or the default."""
-
-        def is_fine(value: Any) -> bool:
-            return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-        return self.get(name, default, is_fine, "a list of strings")
-
-    def inner(self, name: str) -> dict[str, Any]:
-        """Return the object that stands in a field, empty if there is none."""
-        found = self.get(name, None, lambda value: isinstance(value, dict), "an object")
-        return found or {}
-
-    def get(self, name: str, default: Any, is_fine: Callable[[Any], bool], what: str) -> Any:
-        """Return a field's value, or refuse one that is not `what`."""
-        value = self.values.get(name)
-        if value is None and default is not _REQUIRED:
-            value = default
-        if (value is None and default is None) or is_fine(value):
-            return value
-        raise self.refusal(name, f"not {what}")
-
-    def refusal(self, name: str, why: str) -> CheckpointError:
-        """Return the error that names the file, a field and its value."""
-        return CheckpointError(f"{self.path}: {name} is {shown(self.values.get(name))}, {why}")
+    return tuple(map(scaled, rope_frequencies(head_width, float(base))))
 
 
-def shown(value: Any) -> str:
-    """Return a value as a message shows it, long ones cut."""
-    return reprlib.repr(value)
+def network_config(values: Values, width: int, frequencies: tuple[float, ...]) -> LlamaConfig:
+    """Return the sizes that a file states under the names of `LlamaConfig`, with heads of `width`."""
+    window = values["window"]
+    if window and window < (values["max_context"] or math.inf):
+        raise values.error("window", "shorter than the context: this package has no windows")
+    names = {field.name for field in dataclasses.fields(LlamaConfig)}
+    sizes = {name: value for name, value in values.items() if name in names}
+    sizes |= {"head_width": width, "kv_heads": values["kv_heads"] or values["heads"]}
+    with wrapped(values.path):
+        return LlamaConfig(rope_frequencies=frequencies, **sizes)
 
 
 def params_from_tensors(
@@ -105,60 +111,50 @@ def params_from_tensors(
     dtype: Any,
     source: str,
 ) -> LlamaParams:
-    """Read the parameters of a network out of named tensors, one at a time.
+    """Read the parameters of a network, one at a time, and convert them to float32 or bfloat16.
 
     Args:
       config: the sizes.
       tensors: for each name a function that reads the tensor.
-      layout: for each field of `LlamaParams` and of `LlamaLayer` the name of its tensor, with
-        `{layer}` where a layer's number stands.
-      dtype: float32 or bfloat16, what they are converted to.
-      source: what the tensors come from, for messages.
-
-    Raises:
-      CheckpointError: a tensor is missing, nobody asks for it, or it is of a wrong shape or type, or
-        has an entry that is not finite.
+      layout: for each field of `LlamaParams` and `LlamaLayer` the name of its tensor, with `{layer}`
+        for the number of a layer.
+      dtype: float32 or bfloat16.
+      source: the file, for messages.
     """
-    try:
+    with wrapped(f"{source}: dtype is {dtype!r}"):
         dtype = jnp.dtype(dtype)
-    except TypeError as error:
-        raise CheckpointError(f"{source}: dtype is {dtype!r}: {error}") from error
     if dtype not in (jnp.float32, jnp.bfloat16):
-        raise CheckpointError(f"{source}: dtype is {dtype.name}, must be float32 or bfloat16")
-    if config.layers > len(tensors):  # said before each layer's names are made
-        raise CheckpointError(
-            f"{source}: its config has {config.layers} layers, more than the {len(tensors)} tensors "
-            "that there are"
-        )
+        raise CheckpointError(source, f"dtype is {dtype.name}, must be float32 or bfloat16")
+    if config.layers > len(tensors):  # before the names of each layer are made
+        raise CheckpointError(source, f"{config.layers} layers in only {len(tensors)} tensors")
     whole, of_layer = wanted_shapes(config)
     wanted = {layout[field]: shape for field, shape in whole.items()}
     for layer in range(config.layers):
         wanted |= {layout[field].format(layer=layer): shape for field, shape in of_layer.items()}
     for name, shape in wanted.items():
         if name not in tensors:
-            raise CheckpointError(f"{source}: tensor {name} of shape {shape} is missing")
-    for name in tensors:
-        if name not in wanted:
-            shape = tensors[name]().shape
-            raise CheckpointError(f"{source}: nothing of this network takes tensor {name} {shape}")
+            raise CheckpointError(source, f"tensor {name} of shape {shape} is missing")
+    for name in sorted(tensors.keys() - wanted.keys()):
+        array = tensors[name]()
+        if not config.is_tied or name != layout["head"]:
+            raise CheckpointError(source, f"this network has no tensor {name} {array.shape}")
+        # Some checkpoints store a tied embedding twice.
+        if not np.array_equal(array, tensors[layout["embedding"]]()):
+            raise CheckpointError(source, f"embeddings are tied, yet {name} is not the embedding")
 
     def read(name: str) -> jax.Array:
-        array = tensors[name]()
+        array, tensor = tensors[name](), f"{source}: tensor {name}"
         if array.shape != wanted[name]:
+            raise CheckpointError(tensor, f"shape {array.shape}, its config wants {wanted[name]}")
+        kind = array.dtype
+        if not jnp.issubdtype(kind, jnp.floating) or kind.itemsize < 2:
             raise CheckpointError(
-                f"{source}: tensor {name} has shape {array.shape}, its config wants {wanted[name]}"
+                tensor, f"stored as {kind.name}, must be floats of 16 bits or more"
             )
-        if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
-            raise CheckpointError(
-                f"{source}: tensor {name} is stored as {array.dtype.name}, not as floats of 16 bits "
-                "or more"
-            )
-        with np.errstate(over="ignore", invalid="ignore"):  # it is refused below
+        with np.errstate(over="ignore", invalid="ignore"):  # rejected below
             array = array.astype(dtype)
         if not np.isfinite(array).all():
-            raise CheckpointError(
-                f"{source}: tensor {name} has an entry that is not finite as {array.dtype.name}"
-            )
+            raise CheckpointError(tensor, f"an entry is not finite as {dtype.name}")
         return jnp.asarray(array)
 
     return LlamaParams(

@@ -1,11 +1,8 @@
 """Networks of google-tunix (flax.nnx Llama 3, Qwen 2 and 3, Gemma 1 to 3) as language models.
 
-They honour masks and positions as given. Their cache keeps one write index for the whole batch, so
-each is shown one sequence, and the index is set before every call: that is how it rolls back. Where
-a layer attends to a sliding window they take a slot for a position, which limits what can be asked.
-
-In the shape descriptions L denotes the tokens of a block, S the slots of the cache, K the heads of
-keys and values, E the width of a head, D a depth, V the vocabulary, W a sliding window.
+They honour masks and positions. Their cache keeps one write index for the whole batch, so each gets
+one sequence, and the index is set before every call: that is how it rolls back. Layers with a sliding
+window take a slot for a position, which limits blocks or caches.
 """
 
 import functools
@@ -13,14 +10,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxspec.extras import needs
-from jaxspec.models.network import Cache, CacheError, LanguageModel, Tokenizer
+from jaxspec.extras import require
+from jaxspec.models.network import Block, Cache, CacheError, LanguageModel, Tokenizer, keep_slots
 
-_FULL = {"Llama3", "Qwen2", "Qwen3"}
-_WINDOW_BY_POSITION = {"Gemma"}
-_WINDOW_BY_ROW = {"Gemma3"}
+_LIMITED = {
+    "Llama3": None,
+    "Qwen2": None,
+    "Qwen3": None,
+    "Gemma": "block",  # windows are counted by position
+    "Gemma3": "cache",  # windows are counted from the first token of a block
+}
+"""The classes whose caches take a block at any slot, and what their sliding window limits."""
 
 
 def from_tunix(
@@ -34,8 +35,8 @@ def from_tunix(
     """Make a google-tunix network ready for scoring and decoding.
 
     Args:
-      model: an `nnx.Module` of tunix: Llama3, Qwen2, Qwen3, Gemma (1 and 2) or Gemma3. Its
-        parameters are taken as they are now.
+      model: an `nnx.Module` of tunix: Llama3, Qwen2, Qwen3, Gemma (1 and 2) or Gemma3. Its current
+        parameters are used.
       name: its id, default the name of its class.
       dtype: of the cache, default the one that it computes in.
       max_context: positions it was made for; tunix does not say.
@@ -43,61 +44,48 @@ def from_tunix(
 
     Returns:
       A network that takes trees. Gemma: no block may be longer than a sliding window. Gemma3: no
-      cache may be, since in a block tunix counts the window from the block's first row.
+      cache may be, since in a block tunix counts the window from the block's first token.
 
     Raises:
-      CacheError: Gemma4, which writes every block to slot 0, a network of an unknown class, or one
-        that is set to flash attention, which looks at no mask.
+      CacheError: a network of another class, such as Gemma4, which writes every block to slot 0, or
+        one that is set to flash attention, which ignores the mask.
       ImportError: flax is not installed.
     """
-    try:
-        from flax import nnx
-    except ImportError as error:
-        raise ImportError(needs("a tunix network", "google-tunix", "tunix")) from error
-    kind = next((each.__name__ for each in type(model).__mro__ if each.__name__ in _KNOWN), None)
+    nnx = require("a tunix network", "flax.nnx", "tunix", "google-tunix")
+    kind = next((each.__name__ for each in type(model).__mro__ if each.__name__ in _LIMITED), None)
     name = type(model).__name__ if name is None else name
     if kind is None:
         raise CacheError(
-            f"{name} is a {type(model).__name__}: only the caches of {', '.join(sorted(_KNOWN))} are "
-            "known to take a block at any slot"
+            f"{name} is a {type(model).__name__}: only the caches of {', '.join(sorted(_LIMITED))} "
+            "are known to take a block at any slot"
         )
     config = model.config
     if getattr(config, "use_flash_attention", False):
         raise CacheError(
-            f"{name} is set to flash attention, which looks neither at the mask nor at the cache: "
-            "make it with use_flash_attention=False"
+            f"{name} is set to flash attention, which ignores the mask and the cache: make it with "
+            "use_flash_attention=False"
         )
     window = getattr(config, "sliding_window_size", None)
-    graph, params = nnx.split(model)
+    windows = {_LIMITED[kind]: window}
     if dtype is None:
         dtype = getattr(config, "dtype", None) or model.embedder.input_embedding.dtype
+    graph, params = nnx.split(model)
     return LanguageModel(
         name=name,
         vocab=config.vocab_size if hasattr(config, "vocab_size") else config.num_embed,
         params=params,
-        forward=functools.partial(
-            _forward, graph, name, window if kind in _WINDOW_BY_POSITION else None
-        ),
-        init_cache=functools.partial(
-            _init_cache, config, dtype, name, window if kind in _WINDOW_BY_ROW else None
-        ),
-        keep=_keep,
+        forward=functools.partial(_forward, graph, name, windows.get("block")),
+        init_cache=functools.partial(_init_cache, config, dtype, name, windows.get("cache")),
+        keep=keep_slots,
         takes_trees=True,
         max_context=max_context,
         tokenizer=tokenizer,
     )
 
 
-_KNOWN = _FULL | _WINDOW_BY_POSITION | _WINDOW_BY_ROW
-
-
 def _init_cache(config: Any, dtype: Any, name: str, window: int | None, slots: int) -> Cache:
-    """Make an empty cache: for each layer keys and values [1, S, K, E]."""
-    if window is not None and slots > window:
-        raise CacheError(
-            f"{name}: a cache of {slots} slots is longer than its sliding window of {window}; tunix "
-            "counts the window from the first row of a block, so that longer texts cannot be verified"
-        )
+    """Make an empty cache: for each layer keys and values [1, slots, kv heads, head width]."""
+    _assert_within(name, f"cache of {slots} slots", slots, window)
     shape = (1, slots, config.num_kv_heads, config.head_dim)
     return {
         f"layer_{layer}": {name: jnp.zeros(shape, dtype) for name in ("k", "v")}
@@ -106,41 +94,24 @@ def _init_cache(config: Any, dtype: Any, name: str, window: int | None, slots: i
 
 
 def _forward(
-    graph: Any,
-    name: str,
-    window: int | None,
-    params: Any,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
-    cache: Cache,
-    at: jax.Array,
+    graph: Any, name: str, window: int | None, params: Any, cache: Cache, block: Block
 ) -> tuple[jax.Array, Cache]:
     """Run the network over a block; see `jaxspec.models.network.Forward`."""
     from flax import nnx
 
-    if window is not None and tokens.shape[0] > window:
-        raise CacheError(
-            f"{name}: a block of {tokens.shape[0]} tokens is longer than its sliding window of "
-            f"{window}"
-        )
-    end = jnp.reshape(at, (1,)).astype(jnp.int32)
+    length = block.tokens.shape[0]
+    _assert_within(name, f"block of {length} tokens", length, window)
+    end = jnp.reshape(block.first, (1,)).astype(jnp.int32)
     indexed = {layer: {**held, "end_index": end} for layer, held in cache.items()}
     # Not written for strict promotion, which a caller may have set.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         logits, written = nnx.merge(graph, params)(
-            tokens[None], positions[None], indexed, mask[None]
+            block.tokens[None], block.positions[None], indexed, block.mask[None]
         )
     cache = {layer: {"k": held["k"], "v": held["v"]} for layer, held in written.items()}
     return logits[0].astype(jnp.float32), cache
 
 
-def _keep(cache: Cache, at: jax.Array, path: jax.Array) -> Cache:
-    """Move accepted slots of a block to its front; see `jaxspec.models.network.Keep`."""
-    places = jnp.arange(path.shape[0], dtype=jnp.int32)
-    sources = at + jnp.where(path >= 0, path, places)
-
-    def move(slots: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(slots, slots[:, sources], (0, at, 0, 0))
-
-    return jax.tree.map(move, cache)
+def _assert_within(name: str, what: str, length: int, window: int | None) -> None:
+    if window is not None and length > window:
+        raise CacheError(f"{name}: a {what} is longer than its sliding window of {window}")

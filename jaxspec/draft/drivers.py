@@ -1,0 +1,328 @@
+"""The two drivers of a drafter: in the compiled loop by a network's cache, on the host by a callable.
+
+Both run the drafter's own step functions; they differ only in where rows come from. A callable is
+asked about each distinct context once, a level in one call if it is batched, and only for rows that
+are read.
+
+In the shape descriptions B denotes the batch, N the nodes of a tree, V the target's vocabulary.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxspec.checks import MOST_TOKENS, assert_between, assert_kind
+from jaxspec.draft.base import Drafter, ModelDrafter, Proposed, View
+from jaxspec.draft.cut import cut_below, node_rows
+from jaxspec.logits import Logits
+from jaxspec.models.batched import BatchedNetwork, per_sequence
+from jaxspec.models.network import Cache
+from jaxspec.models.provider import Context, Provider, Usage
+from jaxspec.proposals import PointMass, Proposal
+from jaxspec.rows import as_source, row_of
+from jaxspec.transfers import moves_data
+
+_SHORTEST = 64
+"""Texts on the host are padded to this length, or to a greater power of two."""
+
+
+def propose_compiled(
+    drafter: Drafter, params: Any, network: BatchedNetwork | None, cache: Cache, view: View
+) -> tuple[Proposed, Cache]:
+    """Propose candidates for a batch, inside a compiled program.
+
+    Args:
+      drafter: who proposes.
+      params: its `params`.
+      network: its network over the batch, with logits over the target's vocabulary; None without one.
+      cache: of the network, holding each text but its last two tokens at least; () without one.
+      view: what is past.
+
+    Returns:
+      (what is proposed, cut to what may be drafted; the cache).
+    """
+    view = dataclasses.replace(view, params=params)
+    if not isinstance(drafter, ModelDrafter):
+        return _within(drafter, drafter.propose(view), view), cache
+    assert network is not None
+
+    def rows_of(logits: jax.Array) -> jax.Array:
+        is_drawn = drafter.rule.proposal is not PointMass
+        return _sampling_rows(logits, view) if is_drawn else jax.nn.softmax(logits, axis=-1)
+
+    def step(level: Any, state: Any, cache: Cache) -> tuple[Any, Cache]:
+        asked = drafter.ask(level, state, view)
+        block = (asked.tokens, asked.depths, asked.seen, view.root, asked.offset)
+        logits, cache = network.nodes(params, cache, *block)
+        return drafter.grow(level, state, rows_of(logits), view), cache
+
+    logits, cache = _root_logits(network, params, cache, view)
+    state = drafter.start(view, logits.shape[-1])
+    if drafter.is_unrolled:
+        state = drafter.grow(0, state, rows_of(logits[:, None]), view)
+        for level in range(1, drafter.capacity.max_depth):
+            state, cache = step(level, state, cache)
+    else:
+        state = drafter.grow(jnp.int32(0), state, rows_of(logits[:, None]), view)
+        _, state, cache = lax.while_loop(
+            lambda carry: jnp.any(drafter.ask(carry[0], carry[1], view).is_read),
+            lambda carry: (carry[0] + 1, *step(*carry)),
+            (jnp.int32(1), state, cache),
+        )
+    return _within(drafter, drafter.finish(state, view), view), cache
+
+
+def _root_logits(
+    network: BatchedNetwork, params: Any, cache: Cache, view: View
+) -> tuple[jax.Array, Cache]:
+    """Feed the last two tokens of each text and return the logits after the last, [B, V].
+
+    After a fully accepted path two tokens are new to the draft's cache, else one; feeding two each
+    time needs no branch. A text of one token is fed from slot 0, with anything after it.
+    """
+    first = jnp.maximum(view.length - 2, 0)
+    last = per_sequence(lambda tokens, at: lax.dynamic_slice(tokens, (at,), (2,)))(
+        view.tokens, first
+    )
+    logits, cache = network.text(params, cache, last, first)
+    place = (view.root - first)[:, None, None]
+    return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
+
+
+def _sampling_rows(logits: jax.Array, view: View) -> jax.Array:
+    """Turn logits [B, L, V] into the probabilities that candidates are drawn from.
+
+    They are computed as the target's rows are, at the same temperature and filters.
+    """
+
+    def one(logits: jax.Array, temperature: Any, top_k: Any, top_p: Any) -> jax.Array:
+        source = Logits(values=logits, temperature=temperature, top_k=top_k, top_p=top_p)
+        return per_sequence(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
+
+    return per_sequence(one)(logits, view.temperature, view.top_k, view.top_p)
+
+
+def _within(
+    drafter: Drafter, proposed: Proposed, view: View, max_nodes: jax.Array | int = MOST_TOKENS
+) -> Proposed:
+    """Cut every tree to what may be drafted: within depth and size, and nothing below a stop token."""
+    stops = view.stop_tokens
+    stops = jnp.full((view.length.shape[0], 1), -1, jnp.int32) if stops is None else stops
+
+    def one(proposal: Proposal, depth: Any, root: Any, stops: jax.Array, *is_in: jax.Array) -> Any:
+        tree, nodes = cut_below(proposal.tree, stops, depth, jnp.int32(max_nodes), *is_in)
+        is_root = jnp.arange(tree.max_nodes) == 0
+        tree = dataclasses.replace(tree, tokens=jnp.where(is_root, root, tree.tokens))
+        rows = proposal.draft_rows
+        if rows is not None and not drafter.capacity.is_path:  # a path is only shortened
+            rows = node_rows(rows, nodes)
+        return dataclasses.replace(proposal, tree=tree, draft_rows=rows), nodes
+
+    is_in = () if proposed.is_in is None else (proposed.is_in,)
+    parts = (proposed.proposal, view.depth, view.root_token, stops, *is_in)
+    proposal, nodes = per_sequence(one)(*parts)
+    slots = proposed.slots
+    if slots is not None:
+        at = jnp.take_along_axis(slots, jnp.maximum(nodes, 0), axis=1)
+        slots = jnp.where(nodes >= 0, at, -1)
+    return Proposed(proposal=proposal, slots=slots)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostDraft:
+    """What was proposed in a round of the host loop.
+
+    Attributes:
+      proposal: the candidates of one sequence, padded to the drafter's capacity.
+      depth: depth of the tree; 0 if nothing was proposed.
+      usage: what was asked of the draft model.
+      batches: hypothetical batches of it: one for each level that was asked about.
+    """
+
+    proposal: Proposal
+    depth: int
+    usage: Usage = Usage()
+    batches: int = 0
+
+
+@moves_data
+def propose_on_host(
+    drafter: Drafter,
+    context: Collection[int],
+    depth: int,
+    pairs: jax.Array,
+    *,
+    vocab: int | None = None,
+    stop_tokens: Collection[int] = (),
+    max_nodes: int = MOST_TOKENS,
+    provider: Provider | None = None,
+    apply: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> HostDraft:
+    """Propose candidates after one context.
+
+    Args:
+      drafter: who proposes.
+      context: prompt and committed tokens; the last is the root.
+      depth: most levels.
+      pairs: float32 [N, 2], for each node the pair of uniforms to draw its candidate with.
+      vocab: V; default that of the model, or no limit without a model.
+      stop_tokens: tokens that end a text: nothing is drafted below one, and no model is asked about
+        a context with a drafted one.
+      max_nodes: most nodes, the root counted.
+      provider: the draft model as a callable; default the drafter's `model`, which must be one.
+      apply: applies the request's temperature and filters to rows [n, V] that candidates are drawn
+        from; None for none.
+
+    Raises:
+      ValueError: an argument is invalid, or a custom drafter proposed a token outside the vocabulary.
+      RowError: the model's answer is invalid.
+    """
+    assert_between("depth", depth, 0)
+    assert_between("max_nodes", max_nodes, 1)
+    tokens = tuple(int(token) for token in context)
+    if not tokens:
+        raise ValueError("the context is empty: it needs at least the root's token")
+    depth = min(int(depth), drafter.capacity.max_depth)
+    view = _view(drafter, tokens, depth, pairs, sorted(int(token) for token in stop_tokens))
+    usage, levels, state = Usage(), 0, None
+    if isinstance(drafter, ModelDrafter):
+        model = drafter.model if provider is None else provider
+        wanted = "a Provider to draft on the host; wrap a network, as CachedNetwork(...).provider()"
+        assert_kind(f"the model of {type(drafter).__name__}", model, Provider, wanted)
+        assert isinstance(model, Provider)
+        vocab = model.vocab if vocab is None else vocab
+        if depth > 0:  # else the text may hold tokens that the draft lacks
+            tokens = model.check_context(tokens)
+            state, usage, levels = _ask(drafter, model, vocab, tokens, view, apply)
+    static = (drafter, vocab, drafter.capacity)
+    proposal = _finish(static, state, view, np.int32(min(max_nodes, MOST_TOKENS)))
+    sizes, found = np.asarray(proposal.tree.level_sizes), np.asarray(proposal.tree.tokens)
+    found = found[1 : int(sizes.sum())]
+    bad = np.flatnonzero((found < 0) | (found >= (MOST_TOKENS if vocab is None else vocab)))
+    if bad.size:
+        raise ValueError(
+            f"{type(drafter).__name__} proposed token {found[bad[0]]} at node {1 + bad[0]}: outside "
+            f"the target's vocabulary of {vocab}"
+        )
+    reached = int(np.flatnonzero(sizes)[-1])
+    return HostDraft(proposal=proposal, depth=reached, usage=usage, batches=levels)
+
+
+def _ask(
+    drafter: ModelDrafter,
+    model: Provider,
+    vocab: int,
+    context: Context,
+    view: View,
+    apply: Callable[[np.ndarray], np.ndarray] | None,
+) -> tuple[Any, Usage, int]:
+    """Ask a callable level by level: a context is what a network's node would attend to.
+
+    Returns:
+      (the drafter's state, what was asked, levels asked about).
+    """
+    static = (drafter, vocab, drafter.capacity)
+    usage, level, state = Usage(), 0, None
+    slots: dict[int, int] = {}  # the token in each slot after the root's
+    wanted: list[Context] = [context]  # empty for rows that are not read
+    while any(wanted):
+        distinct = list(dict.fromkeys(filter(None, wanted)))
+        answers, used = model.rows(distinct)
+        answers = _over(answers, vocab, drafter)
+        if apply is not None and drafter.rule.proposal is not PointMass:
+            answers = apply(answers)
+        found = dict(zip(distinct, answers, strict=True))
+        rows = np.stack([found.get(each, np.zeros(vocab, np.float32)) for each in wanted])[None]
+        if drafter.is_unrolled:
+            state, asked = _step(static, level, state, rows, view)
+        else:
+            state, asked = _step_of_any_level(static, np.int32(level), state, rows, view)
+        usage, level, wanted = usage + used, level + 1, []
+        if asked is not None:
+            tokens, seen, is_read = (
+                np.asarray(x)[0] for x in (asked.tokens, asked.seen, asked.is_read)
+            )
+            start = int(np.asarray(asked.offset).reshape(-1)[0])
+            slots |= {start + place: int(token) for place, token in enumerate(tokens)}
+            for attends, is_used in zip(seen, is_read, strict=True):
+                path = (slots[slot] for slot in np.flatnonzero(attends).tolist() if slot > 0)
+                wanted.append((*context, *path) if is_used else ())
+    return state, usage, level
+
+
+def _over(rows: np.ndarray, vocab: int, drafter: Drafter) -> np.ndarray:
+    """Return a model's rows over the target's vocabulary.
+
+    Tokens that the model does not have get probability 0. Those that the target does not have are left
+    out and the row is divided by what is left: softmax of the common logits, or all zeros. Rows that
+    are drawn from are divided by their mass, which in half precision is off 1 by 1e-3.
+    """
+    if rows.shape[1] <= vocab:
+        rows = np.pad(rows, ((0, 0), (0, vocab - rows.shape[1])))
+        if drafter.rule.proposal is PointMass:
+            return rows
+    common = rows[:, :vocab]
+    mass = common.sum(axis=1, dtype=np.float64, keepdims=True)
+    return (common / np.where(mass > 0, mass, 1.0)).astype(np.float32)
+
+
+def _view(
+    drafter: Drafter, context: Context, depth: int, pairs: Any, stop_tokens: list[int]
+) -> View:
+    """Show one text, padded so that texts of many lengths share a program."""
+    size = max(_SHORTEST, 1 << (len(context) - 1).bit_length())
+    stops = max(4, 1 << max(len(stop_tokens) - 1, 0).bit_length())
+    tokens = np.zeros((1, size), np.int32)
+    tokens[0, : len(context)] = context
+    fields: dict[str, Any] = {
+        "tokens": tokens,
+        "length": np.array([len(context)], np.int32),
+        "depth": np.array([depth], np.int32),
+        "pairs": np.asarray(pairs)[None],
+        "temperature": np.ones(1, np.float32),
+        "top_k": np.full(1, MOST_TOKENS, np.int32),
+        "top_p": np.ones(1, np.float32),
+        "stop_tokens": np.array([stop_tokens + [-1] * (stops - len(stop_tokens))], np.int32),
+    }
+    params = () if isinstance(drafter, ModelDrafter) else drafter.params
+    return View(**fields, params=params)
+
+
+_Static = tuple[Any, Any, Any]
+"""What decides the programs of a drafter: itself but for its model, the vocabulary, its sizes."""
+
+
+def _advance(static: _Static, level: Any, state: Any, rows: jax.Array, view: View) -> Any:
+    """Grow one level; return the state and what to ask next, None after the last level."""
+    drafter, vocab, capacity = static
+    if state is None:
+        state = drafter.start(view, vocab)
+    state = drafter.grow(level, state, rows, view)
+    is_last = drafter.is_unrolled and level + 1 == capacity.max_depth
+    return state, None if is_last else drafter.ask(level + 1, state, view)
+
+
+_step = jax.jit(_advance, static_argnums=(0, 1))
+_step_of_any_level = jax.jit(_advance, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Proposal:
+    """Return the proposal of a batch of one, its draft rows as an array [N - 1, V]."""
+    drafter, vocab, capacity = static
+    if not isinstance(drafter, ModelDrafter):
+        proposed = drafter.propose(view)
+    else:
+        proposed = drafter.finish(drafter.start(view, vocab) if state is None else state, view)
+    proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
+    if proposal.draft_rows is None:
+        return proposal
+    rows = as_source("draft_rows", proposal.draft_rows).values
+    rows = jnp.pad(rows, ((0, capacity.max_nodes - 1 - rows.shape[0]), (0, 0)))
+    return dataclasses.replace(proposal, draft_rows=rows)

@@ -83,12 +83,7 @@ def cut(tree: Tree, keep: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def node_rows(rows: RowsLike, nodes: jax.Array) -> RowsLike:
-    """Return draft rows by node of a tree that was cut: row n is the one that was row `nodes[n]`.
-
-    Args:
-      rows: of one sequence.
-      nodes: int32 [N], as `cut` returns them.
-    """
+    """Return the draft rows of one tree after `cut` returned `nodes`: row n was row `nodes[n]`."""
     source = as_source("rows", rows)
     first = jnp.int32(0) if source.first is None else source.first
     at = jnp.arange(source.values.shape[0], dtype=jnp.int32) - first

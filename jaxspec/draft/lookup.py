@@ -102,15 +102,10 @@ class Lookup(Drafter):
         return Proposed(proposal=PointMass(tree=tree))
 
     def find(self, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return what followed the best matches.
-
-        Args:
-          tokens: int32 [S], a text and anything after it.
-          length: int32 [], tokens of the text.
+        """Return what followed the best matches of a text [S], the best match first.
 
         Returns:
-          (int32 [M, D] tokens, int32 [M] how many of them count, int32 [M, D] their
-          places in the text), the best match first.
+          (int32 [M, D] tokens, int32 [M] how many count, int32 [M, D] their places in the text).
         """
         slots = tokens.shape[0]
         ends = jnp.arange(slots, dtype=jnp.int32)
@@ -149,7 +144,6 @@ def merge(paths: jax.Array, counts: jax.Array, capacity: Capacity) -> Tree:
       counts: int32 [M], how many tokens of each path count.
       capacity: of the tree; C at least M.
 
-    >>> import jax, jax.numpy as jnp
     >>> paths, counts = jnp.array([[5, 7, 9], [5, 8, 9]]), jnp.array([3, 2])
     >>> capacity = Capacity(max_nodes=6, max_children=2, max_depth=3)
     >>> tree = jax.jit(merge, static_argnums=2)(paths, counts, capacity)

@@ -23,15 +23,10 @@ _CHUNK = 8192  # contexts ranked at a time
 
 @struct
 class Ranking:
-    """The most probable tokens after every context of one length that was counted.
+    """The most probable tokens after every context of one length that was counted."""
 
-    Attributes:
-      codes: int32 [C], as in `jaxspec.models.ngram.ContextTable`.
-      tokens: int32 [C, K], by falling probability.
-    """
-
-    codes: jax.Array
-    tokens: jax.Array
+    codes: jax.Array  # int32 [C], as in `jaxspec.models.ngram.ContextTable`
+    tokens: jax.Array  # int32 [C, K], by falling probability
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ class AdaptiveTree(ModelDrafter):
     def grow(self, level: jax.Array, state: Adapted, rows: jax.Array, view: View) -> Adapted:
         """Add the children of the last level's nodes, in the order of their parents."""
         nodes, width, vocab = self.capacity.max_nodes, self.capacity.max_children, rows.shape[-1]
-        is_read = self._is_read(level, state, view)[:, : rows.shape[1]]
+        is_read = self.is_read(level, state, view)[:, : rows.shape[1]]
 
         def one(state: Adapted, rows: jax.Array, is_read: jax.Array) -> Adapted:
             chosen, best = likeliest(rows, width)
@@ -124,7 +124,7 @@ class AdaptiveTree(ModelDrafter):
 
         return per_sequence(one)(state, rows, is_read)
 
-    def _is_read(self, level: jax.Array, state: Adapted, view: View) -> jax.Array:
+    def is_read(self, level: jax.Array, state: Adapted, view: View) -> jax.Array:
         """Return which nodes will have children: there is room for one child of each at least."""
         nodes = self.capacity.max_nodes
         # The root may be a stop token of the prompt, which stops nothing.
@@ -147,7 +147,6 @@ class AdaptiveTree(ModelDrafter):
             depths=jnp.full_like(nodes, 1) * level,
             seen=jnp.take_along_axis(seen, nodes[:, :, None], axis=1),
             offset=state.first,
-            is_read=self._is_read(level, state, view),
         )
 
     def finish(self, state: Adapted, view: View) -> Proposed:

@@ -258,21 +258,19 @@ class Asked:
       seen: bool [B, L, M], which slots each node sees, counted from the root's slot: its ancestors,
         whose slots are smaller, and itself.
       offset: int32 [] or [B], slot of the first of these nodes; the others follow it.
-      is_read: bool [B, L], nodes whose rows are used; a callable is not asked about the others.
     """
 
     tokens: jax.Array  # [B, L]
     depths: jax.Array  # [B, L]
     seen: jax.Array  # [B, L, M]
     offset: jax.Array | int  # [] or [B]
-    is_read: jax.Array  # [B, L]
 
 
 class ModelDrafter(Drafter):
     """A drafter that asks a model level by level: step functions that both drivers run.
 
     The state of `start` is grown from the row of the root (level 0), then from the rows of the nodes
-    that `ask` names (levels 1, 2, ... while any is read, `capacity.max_depth` levels in all).
+    that `ask` names (levels 1, 2, ... while `is_read` marks any, `capacity.max_depth` levels in all).
 
     Attributes:
       model: a callable, or a network.
@@ -306,6 +304,10 @@ class ModelDrafter(Drafter):
     @abc.abstractmethod
     def ask(self, level: Any, state: Any, view: View) -> Asked:
         """Return the nodes of a level, at least 1, whose rows `grow` takes."""
+
+    @abc.abstractmethod
+    def is_read(self, level: Any, state: Any, view: View) -> jax.Array:
+        """Return which of their rows are used, bool [B, L]: a callable is asked for no others."""
 
     @abc.abstractmethod
     def finish(self, state: Any, view: View) -> Proposed:

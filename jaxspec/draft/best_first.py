@@ -100,7 +100,7 @@ class BestFirstTree(ModelDrafter):
         batch, beam = rows.shape[0], self.beam
         chosen, best = likeliest(rows, beam)
         steps = jnp.where(best > 0, jnp.log(jnp.maximum(best, LEAST)), -jnp.inf)
-        steps = jnp.where(self._is_read(level, state, view)[:, :, None], steps, -jnp.inf)
+        steps = jnp.where(self.is_read(level, state, view)[:, :, None], steps, -jnp.inf)
         parents = jnp.full((batch, 1), -1, jnp.int32)
         if level > 0:
             parents = self._beam(level, state)
@@ -124,7 +124,7 @@ class BestFirstTree(ModelDrafter):
         """Return the places of the nodes asked about at a level, int32 [B, beam]."""
         return state.asked[:, (level - 1) * self.beam : level * self.beam]
 
-    def _is_read(self, level: int, state: Search, view: View) -> jax.Array:
+    def is_read(self, level: int, state: Search, view: View) -> jax.Array:
         """Return which nodes of the beam there are, but for stop tokens."""
         is_deep = (level < view.depth)[:, None]
         if level == 0:
@@ -142,7 +142,6 @@ class BestFirstTree(ModelDrafter):
             depths=jnp.full_like(tokens, level),
             seen=state.seen,
             offset=1 + self.beam * (level - 1),
-            is_read=self._is_read(level, state, view),
         )
 
     def finish(self, state: Search, view: View) -> Proposed:

@@ -71,7 +71,7 @@ def propose_compiled(
     else:
         state = drafter.grow(jnp.int32(0), state, rows_of(logits[:, None]), view)
         _, state, cache = lax.while_loop(
-            lambda carry: jnp.any(drafter.ask(carry[0], carry[1], view).is_read),
+            lambda carry: jnp.any(drafter.is_read(carry[0], carry[1], view)),
             lambda carry: (carry[0] + 1, *step(*carry)),
             (jnp.int32(1), state, cache),
         )
@@ -240,14 +240,12 @@ def _ask(
         found = dict(zip(distinct, answers, strict=True))
         rows = np.stack([found.get(each, np.zeros(vocab, np.float32)) for each in wanted])[None]
         if drafter.is_unrolled:
-            state, asked = _step(static, level, state, rows, view)
+            state, is_read, asked = _step(static, level, state, rows, view)
         else:
-            state, asked = _step_of_any_level(static, np.int32(level), state, rows, view)
+            state, is_read, asked = _step_of_any_level(static, np.int32(level), state, rows, view)
         usage, level, wanted = usage + used, level + 1, []
         if asked is not None:
-            tokens, seen, is_read = (
-                np.asarray(x)[0] for x in (asked.tokens, asked.seen, asked.is_read)
-            )
+            tokens, seen, is_read = (np.asarray(x)[0] for x in (asked.tokens, asked.seen, is_read))
             start = int(np.asarray(asked.offset).reshape(-1)[0])
             slots |= {start + place: int(token) for place, token in enumerate(tokens)}
             for attends, is_used in zip(seen, is_read, strict=True):
@@ -299,13 +297,14 @@ _Static = tuple[Any, Any, Any]
 
 
 def _advance(static: _Static, level: Any, state: Any, rows: jax.Array, view: View) -> Any:
-    """Grow one level; return the state and what to ask next, None after the last level."""
+    """Grow one level; return the state, which rows are read next and of what; None after the last."""
     drafter, vocab, capacity = static
     if state is None:
         state = drafter.start(view, vocab)
     state = drafter.grow(level, state, rows, view)
-    is_last = drafter.is_unrolled and level + 1 == capacity.max_depth
-    return state, None if is_last else drafter.ask(level + 1, state, view)
+    if drafter.is_unrolled and level + 1 == capacity.max_depth:
+        return state, None, None
+    return state, drafter.is_read(level + 1, state, view), drafter.ask(level + 1, state, view)
 
 
 _step = jax.jit(_advance, static_argnums=(0, 1))

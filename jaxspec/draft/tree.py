@@ -87,7 +87,7 @@ class _Layered(ModelDrafter):
             # A draft may have no mass on the target's tokens. NaN stays, for the verifier to flag.
             has_mass = jnp.any(rows != 0, axis=2, keepdims=True)
             is_candidate = jnp.broadcast_to(has_mass, tokens.shape)
-        is_in = _take(self._is_read(level, state, view), above)
+        is_in = _take(self.is_read(level, state, view), above)
         is_in &= _take(is_candidate.reshape(batch, -1), places)
         drawn_from = state.rows
         if drawn_from is not None:
@@ -98,7 +98,7 @@ class _Layered(ModelDrafter):
             rows=drawn_from,
         )
 
-    def _is_read(self, level: int, state: Grown, view: View) -> jax.Array:
+    def is_read(self, level: int, state: Grown, view: View) -> jax.Array:
         """Return which nodes of a level are parents of candidates."""
         here = self.layout.level(level)
         is_read = state.is_in[:, here] & (self.layout.children[here, 0] >= 0)[None]
@@ -116,7 +116,6 @@ class _Layered(ModelDrafter):
             depths=jnp.full_like(tokens, level),
             seen=jnp.broadcast_to(seen[None], (tokens.shape[0], *seen.shape)),
             offset=here.start,
-            is_read=self._is_read(level, state, view),
         )
 
     def finish(self, state: Grown, view: View) -> Proposed:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxspec.models.network import Block, LanguageModel
+from jaxspec.models import Block, LanguageModel
 from jaxspec.models.ngram import NGram, fit_ngram
 
 _WINDOWS = 8  # scored at once

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxspec.extras import needs
+from jaxspec.models import LanguageModel
 from jaxspec.models.bundled import bundled_text
 from jaxspec.models.llama import LlamaConfig, LlamaParams, init_llama, llama, rope_frequencies
 from jaxspec.models.load.huggingface import load_huggingface
-from jaxspec.models.network import LanguageModel
 from jaxspec.models.text import encode, split_text
 from training.measure import bits, measure_pair, text_rows, window_logits
 from training.save import save_huggingface

@@ -25,7 +25,8 @@ import numpy as np
 from jaxspec.audit.boxes import UNITS, Cells, search
 from jaxspec.audit.rounds import causal_nodes, draws_of
 from jaxspec.checks import Progress
-from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores, as_target
+from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores
+from jaxspec.decode.target import as_target
 from jaxspec.draft import HostDraft
 from jaxspec.models.provider import Context
 from jaxspec.proposals import Proposal

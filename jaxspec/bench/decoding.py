@@ -27,10 +27,9 @@ from jaxspec.decode import (
     Ending,
 )
 from jaxspec.draft import BestFirstTree, Drafter, FixedTree, Lookup, NGramTree, SampledPath
+from jaxspec.models import LanguageModel, Softmax
 from jaxspec.models.llama import in_panels
 from jaxspec.models.load.smollm2 import STOP_TOKENS
-from jaxspec.models.network import LanguageModel
-from jaxspec.models.provider import Softmax
 from jaxspec.verify import RULES
 
 PLAIN = "plain"

@@ -35,13 +35,14 @@ from jaxspec.cli.terminal import (
     user_errors,
     wrapped,
 )
-from jaxspec.decode import CachedNetwork, Target, as_target, save
+from jaxspec.decode import CachedNetwork, Target, save
 from jaxspec.decode.metrics import chances_of
+from jaxspec.decode.target import as_target
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, SampledPath
 from jaxspec.experiments.plots import assert_plottable
 from jaxspec.experiments.report import cells, plain
-from jaxspec.models import bundled_pair, bundled_providers, bundled_text, split_text
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Provider, bundled_pair, bundled_providers, bundled_text, split_text
+from jaxspec.models.provider import Context
 from jaxspec.models.text import decode as text_of
 from jaxspec.models.text import encode
 

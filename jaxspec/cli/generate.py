@@ -33,8 +33,8 @@ from jaxspec.cli.terminal import (
 )
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending
 from jaxspec.draft import Drafter, Lookup, NGramTree, NoDraft, SampledPath
+from jaxspec.models import LanguageModel
 from jaxspec.models.llama import in_panels
-from jaxspec.models.network import LanguageModel
 from jaxspec.verify import Status
 
 MAX_DEPTH = 16

@@ -9,7 +9,7 @@ from jaxspec.decode.metrics import Metrics, Rate, metrics_of, overlap
 from jaxspec.decode.request import Options, Request
 from jaxspec.decode.rounds import Difference, RoundRecord, differences, replay_round
 from jaxspec.decode.state import BatchState, DecodedText, DecodeState, Source
-from jaxspec.decode.target import CallableTarget, Scores, Target, as_target, node_contexts
+from jaxspec.decode.target import CallableTarget, Scores, Target
 
 __all__ = (
     "BatchState",
@@ -30,11 +30,9 @@ __all__ = (
     "Scores",
     "Source",
     "Target",
-    "as_target",
     "differences",
     "load",
     "metrics_of",
-    "node_contexts",
     "overlap",
     "replay_round",
     "save",

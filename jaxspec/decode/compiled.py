@@ -29,7 +29,8 @@ from jaxspec.decode.commit import (
 )
 from jaxspec.decode.request import Options, arrays_of, requests_of
 from jaxspec.decode.state import BatchState, DecodedText, Source
-from jaxspec.draft import Drafter, NoDraft, View, propose_compiled
+from jaxspec.draft import Drafter, NoDraft, View
+from jaxspec.draft.drivers import propose_compiled
 from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence

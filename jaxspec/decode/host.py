@@ -26,7 +26,9 @@ from jaxspec.decode.request import Options, requests_of
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
 from jaxspec.decode.target import Scores, Target, as_target
-from jaxspec.draft import Drafter, HostDraft, NoDraft, cut, propose_on_host
+from jaxspec.draft import Drafter, HostDraft, NoDraft
+from jaxspec.draft.cut import cut
+from jaxspec.draft.drivers import propose_on_host
 from jaxspec.draws import round_draws
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider

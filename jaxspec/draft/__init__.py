@@ -3,8 +3,7 @@
 from jaxspec.draft.adaptive import AdaptiveTree
 from jaxspec.draft.base import Asked, Drafter, ModelDrafter, NoDraft, Proposed, View
 from jaxspec.draft.best_first import BestFirstTree
-from jaxspec.draft.cut import cut
-from jaxspec.draft.drivers import HostDraft, propose_compiled, propose_on_host
+from jaxspec.draft.drivers import HostDraft
 from jaxspec.draft.likely import build_from_depth_logits, normalized_entropy, top_k
 from jaxspec.draft.lookup import Lookup
 from jaxspec.draft.ngram import NGramTree
@@ -30,9 +29,6 @@ __all__ = (
     "Shape",
     "View",
     "build_from_depth_logits",
-    "cut",
     "normalized_entropy",
-    "propose_compiled",
-    "propose_on_host",
     "top_k",
 )

@@ -23,11 +23,12 @@ from jaxspec.decode import (
     Options,
     RoundRecord,
     Target,
-    as_target,
     metrics_of,
 )
+from jaxspec.decode.target import as_target
 from jaxspec.draft import Drafter, FixedTree
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Provider
+from jaxspec.models.provider import Context
 from jaxspec.storage import plain, shown
 
 EXACT_TEXTS = 256

@@ -20,7 +20,8 @@ from helpers.small_texts import (
 from jaxspec.audit import decoding_law, g_test
 from jaxspec.decode import CallableTarget, Decoder
 from jaxspec.draft import SampledPath
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Provider
+from jaxspec.models.provider import Context
 
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
 

@@ -25,7 +25,7 @@ import jaxspec as js
 from jaxspec.audit import DecodingLaw, decoding_law
 from jaxspec.decode import CallableTarget, Decoder, DecodeState, Ending, Scores
 from jaxspec.draft import Drafter, FixedTree, HostDraft, SampledPath
-from jaxspec.models.provider import Provider
+from jaxspec.models import Provider
 from jaxspec.trees import make_tree
 
 Propose = Callable[[DecodeState, jax.Array], HostDraft]

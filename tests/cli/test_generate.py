@@ -12,8 +12,8 @@ from jaxspec.bench.decoding import TextTiming
 from jaxspec.cli import app, generate
 from jaxspec.cli.streaming import Writer, marks_for
 from jaxspec.decode import CompiledDecoder, DecodedText, Ending, Source
+from jaxspec.models import LanguageModel
 from jaxspec.models.load.chat import ChatTemplate
-from jaxspec.models.network import LanguageModel
 from jaxspec.verify import Status
 
 SMALL = ["generate", "--prompt", "And God said", "--new-tokens", "20", "--temperature", "0"]

@@ -10,10 +10,10 @@ import pytest
 from helpers.fake_model import fake_model, row_after
 
 import jaxspec as js
-from jaxspec.decode import CachedNetwork, Decoder, as_target, metrics_of
+from jaxspec.decode import CachedNetwork, Decoder, metrics_of
+from jaxspec.decode.target import as_target
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.models.network import CacheError
-from jaxspec.models.provider import Provider, Softmax
+from jaxspec.models import CacheError, Provider, Softmax
 
 VOCAB = 5
 SLOTS = 40

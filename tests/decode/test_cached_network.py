@@ -12,9 +12,10 @@ from helpers.fake_model import fake_model, row_after
 from helpers.networks import CONFIG, tiny_llama, tree_block
 
 import jaxspec as js
-from jaxspec.decode import CachedNetwork, CallableTarget, node_contexts
-from jaxspec.models.network import Block, LanguageModel
-from jaxspec.models.provider import Context, Provider, Softmax, Usage, audit_provider
+from jaxspec.decode import CachedNetwork, CallableTarget
+from jaxspec.decode.target import node_contexts
+from jaxspec.models import Block, LanguageModel, Provider, Softmax, Usage, audit_provider
+from jaxspec.models.provider import Context
 from jaxspec.trees import ancestor_mask
 
 SLOTS = 32

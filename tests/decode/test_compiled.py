@@ -28,7 +28,7 @@ from helpers.small import (
 import jaxspec as js
 from jaxspec.decode import CompiledDecoder, Decoder, Ending, Source
 from jaxspec.draft import FixedTree, Lookup, SampledPath
-from jaxspec.models.network import Block, CacheError, ForwardError, LanguageModel, TokensDifferError
+from jaxspec.models import Block, CacheError, ForwardError, LanguageModel, TokensDifferError
 
 TEMPERATURE = 0.25
 

@@ -18,8 +18,7 @@ import jaxspec as js
 from jaxspec import audit
 from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import FixedTree, SampledPath
-from jaxspec.models import bundled_pair
-from jaxspec.models.network import Block, LanguageModel
+from jaxspec.models import Block, LanguageModel, bundled_pair
 
 pytestmark = pytest.mark.networks
 

@@ -22,6 +22,8 @@ from jaxspec.draft import (
     SampledPath,
 )
 from jaxspec.models import (
+    Block,
+    LanguageModel,
     bundled_ngrams,
     bundled_pair,
     bundled_text,
@@ -30,7 +32,6 @@ from jaxspec.models import (
     split_text,
 )
 from jaxspec.models.load.smollm2 import find_smollm2
-from jaxspec.models.network import Block, LanguageModel
 
 pytestmark = pytest.mark.networks
 

@@ -24,7 +24,7 @@ from jaxspec.decode import (
 from jaxspec.decode.metrics import chances_of
 from jaxspec.decode.state import RoundSummary
 from jaxspec.draft import FixedTree, HostDraft, SampledPath
-from jaxspec.models.provider import Usage
+from jaxspec.models import Usage
 
 
 def summary(

@@ -16,8 +16,7 @@ from helpers.small import VOCAB, keys, provider
 import jaxspec as js
 from jaxspec.decode import BatchState, CachedNetwork, CompiledDecoder, Decoder, Request
 from jaxspec.draft import Lookup, NoDraft
-from jaxspec.models.network import CacheError
-from jaxspec.models.provider import Provider
+from jaxspec.models import CacheError, Provider
 
 KEY = jax.random.key(0)
 PLAIN = Decoder(provider(0.0, 1.0), max_context=40)

@@ -22,8 +22,8 @@ from jaxspec.decode import (
     metrics_of,
 )
 from jaxspec.draft import AdaptiveTree, FixedTree, NoDraft, SampledPath
-from jaxspec.models.network import Block, LanguageModel
-from jaxspec.models.provider import Context, Provider, Softmax
+from jaxspec.models import Block, LanguageModel, Provider, Softmax
+from jaxspec.models.provider import Context
 
 MOST = 12
 SHORT = fake_model(VOCAB, name="short", noise=0.5, max_context=MOST)

@@ -11,7 +11,8 @@ import pytest
 from helpers.providers import CountingModel
 
 import jaxspec as js
-from jaxspec.decode import CallableTarget, as_target, node_contexts
+from jaxspec.decode import CallableTarget
+from jaxspec.decode.target import as_target, node_contexts
 from jaxspec.models.provider import (
     Answer,
     AnswerError,

@@ -34,8 +34,8 @@ from jaxspec.decode import (
 )
 from jaxspec.draft import Drafter, SampledPath
 from jaxspec.draft.cut import cut_below, node_rows
-from jaxspec.models.network import Block
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Block, Provider
+from jaxspec.models.provider import Context
 
 STOP = 2
 

@@ -21,7 +21,7 @@ from jaxspec.draft import (
     normalized_entropy,
     top_k,
 )
-from jaxspec.models.provider import Provider
+from jaxspec.models import Provider
 
 KEY = jax.random.key(0)
 TARGET, DRAFT = target().provider, draft().provider

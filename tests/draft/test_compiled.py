@@ -12,7 +12,8 @@ from helpers.fake_model import row_after
 from helpers.small import DRAFT, LENGTH, VOCAB, matches_of
 
 import jaxspec as js
-from jaxspec.draft import BestFirstTree, Drafter, Lookup, NGramTree, Shape, View, propose_compiled
+from jaxspec.draft import BestFirstTree, Drafter, Lookup, NGramTree, Shape, View
+from jaxspec.draft.drivers import propose_compiled
 from jaxspec.models import fit_ngram
 from jaxspec.models.batched import BatchedNetwork
 

@@ -13,7 +13,8 @@ import jaxspec as js
 from jaxspec import audit
 from jaxspec.decode import CompiledDecoder, Decoder
 from jaxspec.draft import Capacity, Drafter, FixedTree, Proposed, SampledPath, Shape, View
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Provider
+from jaxspec.models.provider import Context
 from jaxspec.trees import tree_of_parents
 
 

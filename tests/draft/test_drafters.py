@@ -28,8 +28,8 @@ from jaxspec.draft import (
     Shape,
     propose_on_host,
 )
-from jaxspec.models import fit_ngram
-from jaxspec.models.provider import Context, Provider, Usage
+from jaxspec.models import Provider, Usage, fit_ngram
+from jaxspec.models.provider import Context
 
 CONTEXT = (2, 0)
 RULES = js.RULES

@@ -33,8 +33,7 @@ from jaxspec.draft import (
     top_k,
 )
 from jaxspec.draft.likely import entropies, likeliest
-from jaxspec.models.network import Block, LanguageModel
-from jaxspec.models.provider import Provider, Softmax
+from jaxspec.models import Block, LanguageModel, Provider, Softmax
 
 EVERY = {**DRAFTERS, **MORE_DRAFTERS}
 BUDGETS, STOPS = (20, 60, 12), ([], [], [4])

@@ -12,7 +12,7 @@ import jaxspec as js
 from jaxspec import experiments
 from jaxspec.decode import Decoder
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, FixedTree, SampledPath
-from jaxspec.models.provider import Answer, Provider
+from jaxspec.models import Answer, Provider
 
 PROMPT = (0,)
 POLICY = AdaptiveTreePolicy(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.models.network import Block, LanguageModel
+from jaxspec.models import Block, LanguageModel
 
 DATA = pathlib.Path(__file__).parents[1] / "models" / "load" / "data"
 LLAMA = DATA / "llama3_untied_sharded"  # bfloat16, two shards, scaled RoPE, heads of explicit width

@@ -25,7 +25,8 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import struct
-from jaxspec.models.network import Block, LanguageModel, Tokenizer
+from jaxspec.models import Block, LanguageModel
+from jaxspec.models.network import Tokenizer
 
 NOTHING = -1
 """The content of a slot that no token may attend to."""

@@ -4,8 +4,7 @@ import functools
 
 import jax
 
-from jaxspec.models import LlamaConfig, init_llama, llama, rope_frequencies
-from jaxspec.models.network import Block, LanguageModel
+from jaxspec.models import Block, LanguageModel, LlamaConfig, init_llama, llama, rope_frequencies
 from jaxspec.trees import Tree, ancestor_mask, node_depths
 
 CONFIG = LlamaConfig(

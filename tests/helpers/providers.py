@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.models.provider import Answer, Context, Provider, Query
+from jaxspec.models import Answer, Provider, Query
+from jaxspec.models.provider import Context
 
 
 class CountingModel:

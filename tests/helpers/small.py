@@ -29,9 +29,8 @@ from jaxspec.draft import (
     SampledPath,
     Shape,
 )
-from jaxspec.models import fit_ngram
-from jaxspec.models.network import Block, LanguageModel
-from jaxspec.models.provider import Context, Provider, Softmax
+from jaxspec.models import Block, LanguageModel, Provider, Softmax, fit_ngram
+from jaxspec.models.provider import Context
 
 VOCAB = 5
 LENGTH = 40

@@ -8,7 +8,8 @@ import pytest
 import jaxspec as js
 from jaxspec.audit import DecodingLaw
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Provider
+from jaxspec.models.provider import Context
 
 VOCAB = 3
 PROMPT = (0,)

@@ -12,7 +12,8 @@ import numpy as np
 import jaxspec as js
 from helpers.providers import CountingModel as Model
 from jaxspec.draft import AdaptiveTree, AdaptiveTreePolicy, Drafter, FixedTree, NoDraft, SampledPath
-from jaxspec.models.provider import Context, Provider
+from jaxspec.models import Provider
+from jaxspec.models.provider import Context
 
 VOCAB = 3
 round_draws = jax.jit(js.round_draws, static_argnums=1)

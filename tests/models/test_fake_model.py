@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.fake_model import FakeCache, fake_model, row_after
 
-from jaxspec.models.network import Block, LanguageModel
+from jaxspec.models import Block, LanguageModel
 
 SLOTS = 16
 WIDTH = 8

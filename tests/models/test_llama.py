@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.models import Block
 from jaxspec.models.llama import (
     LlamaConfig,
     init_llama,
@@ -15,7 +16,6 @@ from jaxspec.models.llama import (
     rope_frequencies,
     wanted_shapes,
 )
-from jaxspec.models.network import Block
 from jaxspec.trees import ancestor_mask, make_tree, node_depths
 
 CONFIG = LlamaConfig(

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.models import Block
 from jaxspec.models.llama import LlamaConfig, in_panels, init_llama, llama, rope_frequencies
-from jaxspec.models.network import Block
 from jaxspec.models.panels import Panels, cut, dense, whole_of
 from training.save import save_huggingface
 

@@ -11,11 +11,10 @@ import pytest
 from helpers.networks import tree_block
 
 import jaxspec as js
-from jaxspec.decode import CachedNetwork, Decoder, node_contexts
+from jaxspec.decode import CachedNetwork, Decoder
+from jaxspec.decode.target import node_contexts
 from jaxspec.draft import FixedTree
-from jaxspec.models import from_tunix
-from jaxspec.models.network import Block, CacheError
-from jaxspec.models.provider import Provider, Softmax
+from jaxspec.models import Block, CacheError, Provider, Softmax, from_tunix
 
 tunix = pytest.importorskip("tunix", reason="needs google-tunix: the extra tunix")
 # Of the library and of flax, which it uses in ways that flax is about to drop.

@@ -85,6 +85,20 @@ class RowSource(abc.ABC):
     Attributes:
       values: [R, V], the slab of rows as stored.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
+
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class WithoutToken(RowSource):
+    ...     forbidden: jax.Array  # []
+    ...     def visit(self, row):
+    ...         return row.sum(self.weights)
+    ...     def probability(self, entries, tokens, norm):
+    ...         return self.weights(entries, tokens) / norm
+    ...     def weights(self, entries, tokens):
+    ...         return jnp.where(tokens == self.forbidden, 0.0, entries.astype(jnp.float32))
+    >>> rows = WithoutToken(values=jnp.array([[0.5, 0.25, 0.25]]), forbidden=jnp.int32(1))
+    >>> [round(float(p), 6) for p in dense_rows(rows, 1)[0]]
+    [0.666667, 0.0, 0.333333]
     """
 
     values: jax.Array  # [R, V]

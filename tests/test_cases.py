@@ -230,7 +230,7 @@ def test_the_audit_sees_a_narrow_draft_padded_with_logit_0() -> None:
     assert_seen(law, faulty["output_law"], faulty["total_variation"])
 
 
-def test_a_draft_of_a_narrower_vocabulary_is_refused_if_it_is_not_padded() -> None:
+def test_a_draft_of_a_narrower_vocabulary_is_rejected_if_it_is_not_padded() -> None:
     inputs, _ = case("case10_vocab_padding")
     path = js.sampled_path(jnp.array([0]), row(inputs["q_narrow"], 3)[None])
     draws = js.Draws(accept=jnp.zeros(2), final=jnp.zeros(2))
@@ -328,7 +328,7 @@ def test_a_duplicate_is_never_accepted_even_by_a_coin_of_zero_and_changes_nothin
     assert law_by(cells, cells.outcomes.tokens[:, 0], 4, given=is_hit) == close(law)
 
 
-def test_duplicate_siblings_are_refused_when_the_tree_is_made() -> None:
+def test_duplicate_siblings_are_rejected_when_the_tree_is_made() -> None:
     inputs, _ = case("case07_tree_deterministic_siblings")
     with pytest.raises(js.TreeError, match="nodes 1 and 2: siblings with one token, 0"):
         js.make_tree([-1, *inputs["sibling_lists"][1]], [-1, 0, 0, 0])

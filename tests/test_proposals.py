@@ -102,7 +102,7 @@ def test_a_path_of_no_tokens_needs_no_draft_rows(verify: Callable[..., js.Verdic
 
 
 @pytest.mark.parametrize("verify", [js.verify_path, js.verify_block], ids=["token", "block"])
-def test_a_proposal_that_branches_is_refused_by_path_verifiers(
+def test_a_proposal_that_branches_is_rejected_by_path_verifiers(
     verify: Callable[..., js.Verdict],
 ) -> None:
     tree = js.make_tree([-1, 0, 1], [-1, 0, 0])
@@ -112,7 +112,7 @@ def test_a_proposal_that_branches_is_refused_by_path_verifiers(
         verify(draws, js.WithReplacement(tree=tree, draft_rows=rows), rows)
 
 
-def test_draft_rows_of_leaves_may_be_left_out_and_other_counts_are_refused() -> None:
+def test_draft_rows_of_leaves_may_be_left_out_and_other_counts_are_rejected() -> None:
     kind = js.WithReplacement
     tree = js.make_tree([-1, 0, 1], [-1, 0, 1])
     target = jnp.full((3, 2), 0.5)
@@ -131,7 +131,9 @@ def test_draft_rows_of_leaves_may_be_left_out_and_other_counts_are_refused() -> 
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_rows_of_different_vocabularies_or_no_floats_are_refused(kind: type[js.Proposal]) -> None:
+def test_rows_of_different_vocabularies_or_not_of_floats_are_rejected(
+    kind: type[js.Proposal],
+) -> None:
     tree = js.make_tree([-1, 0], [-1, 0])
     draws = js.round_draws(jax.random.key(0), 2).verify
     rows = jnp.full((2, 2), 0.5)
@@ -148,7 +150,7 @@ def test_rows_of_different_vocabularies_or_no_floats_are_refused(kind: type[js.P
                 verify(draws, proposal, target)
 
 
-def test_a_first_row_or_temperature_that_is_no_scalar_is_refused() -> None:
+def test_a_first_row_or_temperature_that_is_not_a_scalar_is_rejected() -> None:
     tree, rows = js.make_tree([-1, 0], [-1, 0]), jnp.full((2, 2), 0.5)
     draws = js.round_draws(jax.random.key(0), 2).verify
     for target in (

@@ -142,9 +142,9 @@ def test_a_draw_just_below_one_takes_the_last_token_of_positive_weight(vocab: in
 def test_a_row_with_an_entry_that_is_not_finite_yields_no_token(vocab: int, bad: float) -> None:
     row = np.full(vocab, 1 / vocab, np.float32)
     for place in (0, vocab // 2, vocab - 1):
-        spoilt = row.copy()
-        spoilt[place] = bad
-        assert draw([[0.1, 0.1]], spoilt) == -1
+        corrupt = row.copy()
+        corrupt[place] = bad
+        assert draw([[0.1, 0.1]], corrupt) == -1
 
 
 def test_a_row_without_mass_yields_no_token() -> None:
@@ -168,14 +168,14 @@ def test_rows_of_half_precision_are_drawn_from_in_float32(dtype: jnp.dtype) -> N
     assert (draw(pairs, row) == draw(pairs, row.astype(jnp.float32))).all()
 
 
-def test_a_pair_and_a_row_of_wrong_rank_or_size_are_refused() -> None:
+def test_a_pair_and_a_row_of_wrong_rank_or_size_are_rejected() -> None:
     pair, row = jnp.zeros(2), jnp.ones(3)
     for bad_pair, bad_row in ((jnp.zeros(3), row), (jnp.float32(0), row), (pair, row[None])):
         with pytest.raises(AssertionError):
             js.draw_token(bad_pair, bad_row)
 
 
-def test_dense_rows_beyond_a_slab_are_refused_or_nan() -> None:
+def test_dense_rows_beyond_a_slab_are_rejected_or_nan() -> None:
     slab = jnp.full((3, 2), 0.5)
     with pytest.raises(ValueError, match="num_rows is 7: the slab has 3 rows"):
         js.dense_rows(slab, 7)

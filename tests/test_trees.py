@@ -122,12 +122,12 @@ def test_a_chain_counts_all_its_tokens_by_default() -> None:
     ("tokens", "length"),
     [(jnp.zeros((1, 2), jnp.int32), None), (jnp.zeros(2), None), (jnp.array([1]), jnp.array([1]))],
 )
-def test_a_chain_of_wrong_rank_or_dtype_is_refused(tokens: jax.Array, length: Any) -> None:
+def test_a_chain_of_wrong_rank_or_dtype_is_rejected(tokens: jax.Array, length: Any) -> None:
     with pytest.raises(AssertionError):
         js.chain(tokens, length)
 
 
-def test_a_tree_of_wrong_shapes_or_dtypes_is_refused_by_the_verifiers() -> None:
+def test_a_tree_of_wrong_shapes_or_dtypes_is_rejected_by_the_verifiers() -> None:
     tree = js.make_tree(TOKENS, PARENTS)
     draws, rows = js.round_draws(jax.random.key(0), 6).verify, jnp.full((6, 10), 0.1)
     for change in (

@@ -51,12 +51,12 @@ class NGramTree(Drafter):
         super().__post_init__()
         if self.ngram.order < 1:
             raise ValueError("an n-gram model of order 0 has counted nothing to draft from")
-        if self.capacity.max_children > self.ngram.vocabulary:
+        if self.capacity.max_children > self.ngram.vocab:
             raise ValueError(
                 f"shape has nodes with {self.capacity.max_children} children: more than the "
-                f"{self.ngram.vocabulary} tokens there are"
+                f"{self.ngram.vocab} tokens there are"
             )
-        if max(len(table.codes) for table in self.ngram.tables) * self.ngram.vocabulary >= 2**31:
+        if max(len(table.codes) for table in self.ngram.tables) * self.ngram.vocab >= 2**31:
             raise ValueError("too many contexts to number by int32: take a lower order")
 
     @functools.cached_property
@@ -77,10 +77,10 @@ class NGramTree(Drafter):
     def validate(self, vocab: int) -> None:
         """Raise ValueError unless the target has the tokens of the n-gram model."""
         super().validate(vocab)
-        if vocab != self.ngram.vocabulary:
+        if vocab != self.ngram.vocab:
             raise TokensDifferError(
                 f"the target has a vocabulary of {vocab}, the n-gram model one of "
-                f"{self.ngram.vocabulary}: they must be the same tokens"
+                f"{self.ngram.vocab}: they must be the same tokens"
             )
 
     def describe(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class NGramTree(Drafter):
         tokens = rankings[0].tokens[0]
         for back, ranking in enumerate(rankings[1:], 1):
             older = context[-back]
-            code = place * self.ngram.vocabulary + older
+            code = place * self.ngram.vocab + older
             place = jnp.searchsorted(ranking.codes, code).astype(jnp.int32)
             place = jnp.minimum(place, ranking.codes.shape[0] - 1)
             is_found &= (older >= 0) & (ranking.codes[place] == code)
@@ -131,7 +131,7 @@ def _rank(ngram: NGram, width: int) -> tuple[Ranking, ...]:
     contexts = np.zeros((1, 0), np.int64)
     for length, table in enumerate(ngram.tables):
         if length:
-            above, older = np.divmod(table.codes, ngram.vocabulary)
+            above, older = np.divmod(table.codes, ngram.vocab)
             contexts = np.concatenate([older[:, None], contexts[above]], axis=1)
         chunks = [contexts[at : at + _CHUNK] for at in range(0, len(contexts), _CHUNK)]
         ranked = [np.argsort(-np.asarray(ngram.rows(c)), axis=1, kind="stable") for c in chunks]

@@ -67,7 +67,7 @@ class NGram:
         return len(self.tables)
 
     @property
-    def vocabulary(self) -> int:
+    def vocab(self) -> int:
         """V, the number of symbols."""
         return len(self.alphabet)
 
@@ -91,7 +91,7 @@ class NGram:
         >>> [[round(entry, 3) for entry in row] for row in rows.tolist()]
         [[0.167, 0.833], [0.75, 0.25], [0.5, 0.5]]
         """
-        ids = token_ids(contexts, "contexts", -1, self.vocabulary)
+        ids = token_ids(contexts, "contexts", -1, self.vocab)
         late = (ids < 0) & np.logical_or.accumulate(ids >= 0, axis=-1)
         assert_none(ids, late, "contexts", "right of a symbol; padding goes on the left")
         return jnp.asarray(self._rows(ids).astype(np.float32))
@@ -136,12 +136,12 @@ class NGram:
             rows = np.asarray(self.rows(contexts))
             return [Answer(query.id, row) for query, row in zip(queries, rows, strict=True)]
 
-        return Provider(name=name, vocab=self.vocabulary, ask=ask, is_batched=True)
+        return Provider(name=name, vocab=self.vocab, ask=ask, is_batched=True)
 
     def _rows(self, contexts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return the rows [..., V] of checked contexts [..., L]."""
         *batch, length = contexts.shape
-        flat, size = contexts.reshape(math.prod(batch), length), self.vocabulary
+        flat, size = contexts.reshape(math.prod(batch), length), self.vocab
         rows = np.full((len(flat), size), 1 / size)
         alive = np.arange(len(flat))  # the contexts still found in the tree,
         place = np.zeros_like(alive)  # and their places in the current table

@@ -495,7 +495,7 @@ def test_a_hundred_tokens_of_real_text_with_the_adaptive_tree() -> None:
             rows = np.asarray(model.rows(latest))
             return [Answer(query.id, row) for query, row in zip(queries, rows, strict=True)]
 
-        return Provider(name, model.vocabulary, ask, is_batched=True)
+        return Provider(name, model.vocab, ask, is_batched=True)
 
     p, q = bundled_ngrams()
     drafter = AdaptiveTree(provider("3-gram", q), AdaptiveTreePolicy())

@@ -124,7 +124,7 @@ def test_rows_are_distributions(held_out):
     target, draft = bundled_ngrams()
     rng = np.random.default_rng(0)
     seen = held_out
-    unseen = rng.integers(0, target.vocabulary, (500, 6))
+    unseen = rng.integers(0, target.vocab, (500, 6))
     padded = np.where(np.arange(6) < rng.integers(0, 7, (500, 1)), -1, unseen)
     for model in (target, draft, target.truncated(1), target.truncated(0)):
         for contexts in (seen, unseen, padded, unseen[:, :0], unseen[:, :2]):
@@ -139,11 +139,11 @@ def test_rows_are_distributions(held_out):
 def test_rows_stay_positive_in_float32_up_to_order_nine():
     def least(order):  # of any entry of any row: a symbol new at every context length
         model, _ = bundled_ngrams(9)
-        floor = np.full(1, 1 / model.vocabulary)
+        floor = np.full(1, 1 / model.vocab)
         for table in model.tables[:order]:
             kinds = np.diff(table.starts)
             total = np.add.reduceat(table.counts, table.starts[:-1])
-            floor = floor[table.codes // model.vocabulary] * kinds / (total + kinds)
+            floor = floor[table.codes // model.vocab] * kinds / (total + kinds)
         return floor.min()
 
     assert least(5) > 1e-30

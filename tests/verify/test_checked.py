@@ -125,9 +125,9 @@ FAULTS = [
 
 
 def test_every_fault_is_named_with_its_place_and_value() -> None:
-    for spoil, message in FAULTS:
+    for change, message in FAULTS:
         round_ = Round()
-        spoil(round_)
+        change(round_)
         assert round_.message() == message
 
 
@@ -271,7 +271,7 @@ def test_a_slab_may_end_before_rows_that_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("length", [3, -1, -(2**31)])
-def test_a_length_out_of_range_is_named_flagged_and_on_the_host_refused(length: int) -> None:
+def test_a_length_out_of_range_is_named_flagged_and_rejected_on_the_host(length: int) -> None:
     rows, drafts = jnp.full((3, 2), 0.5), jnp.full((2, 2), 0.5)
     draws = js.Draws(accept=jnp.zeros(3), final=jnp.zeros(2))
 
@@ -352,7 +352,7 @@ def test_shapes_that_do_not_fit_are_named_with_what_to_do() -> None:
             js.verify_path(*arguments)
 
 
-def test_rows_of_a_dtype_without_a_tolerance_are_refused() -> None:
+def test_rows_of_a_dtype_without_a_tolerance_are_rejected() -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = jnp.full((2, 2), 0.5, jnp.float8_e4m3fn)
     draws = js.round_draws(jax.random.key(0), 2).verify

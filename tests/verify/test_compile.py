@@ -166,7 +166,7 @@ def test_rows_shared_by_a_batch_or_read_by_offset_are_verified_as_copies() -> No
         jnp.broadcast_to(target[:1], target.shape),
         bonus,
     )
-    # Sequences stand in the slab in reverse, behind rows that belong to nobody.
+    # Sequences are in the slab in reverse, behind rows of no sequence.
     nodes = target.shape[1]
     drafts = proposal.draft_rows[::-1].reshape(-1, LARGE)
     slab = js.Probabilities(

@@ -72,9 +72,9 @@ def test_candidates_that_cannot_have_been_drawn_are_skipped_and_the_state_is_kep
 ) -> None:
     rounds = random_rounds(rule, 4)
     generator = np.random.default_rng(4)
-    strange = [*range(VOCAB), -1, -7, VOCAB, VOCAB + 7, 2**31 - 1, -(2**31)]
-    is_spoilt = (rounds.parents >= 0) & (generator.random(rounds.parents.shape) < 0.4)
-    rounds.tokens[is_spoilt] = generator.choice(strange, size=int(is_spoilt.sum()))
+    invalid = [*range(VOCAB), -1, -7, VOCAB, VOCAB + 7, 2**31 - 1, -(2**31)]
+    is_corrupted = (rounds.parents >= 0) & (generator.random(rounds.parents.shape) < 0.4)
+    rounds.tokens[is_corrupted] = generator.choice(invalid, size=int(is_corrupted.sum()))
     assert_agrees(rule, rounds)
 
 

@@ -111,12 +111,12 @@ def test_rows_in_one_slab_by_offset_are_verified_as_separate_arrays() -> None:
     rounds = random_rounds(rule, 50)
     draws, proposal, target, bonus = rounds.arguments(rule.proposal)
     nodes = rounds.target.shape[1]
-    # Sequences stand in the slab in reverse, behind rows that belong to nobody.
+    # Sequences are in the slab in reverse, behind rows of no sequence.
     first = jnp.arange(BATCH, dtype=jnp.int32)[::-1] * nodes + 7
 
     def packed(rows: jax.Array) -> js.Probabilities:
-        strangers = jnp.full((7, VOCAB), jnp.nan)
-        slab = jnp.concatenate([strangers, rows[::-1].reshape(-1, VOCAB)])
+        others = jnp.full((7, VOCAB), jnp.nan)
+        slab = jnp.concatenate([others, rows[::-1].reshape(-1, VOCAB)])
         return js.Probabilities(values=slab, first=first)
 
     rows_axes = js.Probabilities(values=None, first=0)

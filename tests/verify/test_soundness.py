@@ -17,30 +17,30 @@ BAD_DRAWS = (np.nan, np.inf, -np.inf, 1.0, -0.1)
 def corrupted(rounds: Rounds, seed: int, *, logits: bool) -> tuple[Rounds, np.ndarray]:
     """Spoil two thirds of the rounds, a few entries or many; return them and which were."""
     generator = np.random.default_rng(seed)
-    spoilt = rounds.copy()
+    corrupt = rounds.copy()
     batch, nodes, vocab = rounds.target.shape
     severity = generator.choice([0.0, 0.05, 0.3], batch)
 
     def hit(shape: tuple[int, ...], rate: float) -> np.ndarray:
         return generator.random(shape) < rate * severity.reshape(-1, *[1] * (len(shape) - 1))
 
-    for rows in (spoilt.target, spoilt.draft):
+    for rows in (corrupt.target, corrupt.draft):
         if logits:
             with np.errstate(divide="ignore"):
                 rows[...] = np.log(rows)
         rows[hit((batch, nodes), 0.2)] = -np.inf if logits else 0.0
         is_bad = hit(rows.shape, 2 / vocab)
         rows[is_bad] = generator.choice([*BAD_ENTRIES, 3e38, 1e-40], int(is_bad.sum()))
-    for draws in (spoilt.accept, spoilt.final):
+    for draws in (corrupt.accept, corrupt.final):
         is_bad = hit(draws.shape, 1)
         draws[is_bad] = generator.choice(BAD_DRAWS, int(is_bad.sum()))
     is_bad = hit((batch, nodes), 1) & (rounds.parents >= 0)
-    strange = [*range(8), -1, -7, vocab, vocab + 7, 2**31 - 1, -(2**31)]
-    spoilt.tokens[is_bad] = generator.choice(strange, int(is_bad.sum()))
+    invalid = [*range(8), -1, -7, vocab, vocab + 7, 2**31 - 1, -(2**31)]
+    corrupt.tokens[is_bad] = generator.choice(invalid, int(is_bad.sum()))
     is_bad = hit((batch,), 0.3)
-    for temperature in (spoilt.temperature, spoilt.draft_temperature):
+    for temperature in (corrupt.temperature, corrupt.draft_temperature):
         temperature[is_bad] = generator.choice([np.nan, -1.0, np.inf, 0.0], int(is_bad.sum()))
-    return spoilt, severity > 0
+    return corrupt, severity > 0
 
 
 def assert_same(
@@ -90,16 +90,16 @@ def test_verdicts_are_sound_and_neighbours_untouched_whatever_goes_in(
     for seed in range(4):
         rounds = random_rounds(rule, 20 + seed)
         clean = rounds.copy()
-        spoilt, is_spoilt = corrupted(rounds, seed, logits=logits)
+        corrupt, is_corrupted = corrupted(rounds, seed, logits=logits)
         if logits:
             with np.errstate(divide="ignore"):
                 clean.target[...], clean.draft[...] = np.log(clean.target), np.log(clean.draft)
-        verdict = play(rule, spoilt, logits=logits)
-        assert_same(play(rule, clean, logits=logits), verdict, ~is_spoilt)
-        assert_sound(spoilt, verdict, logits=logits)
+        verdict = play(rule, corrupt, logits=logits)
+        assert_same(play(rule, clean, logits=logits), verdict, ~is_corrupted)
+        assert_sound(corrupt, verdict, logits=logits)
         seen |= int(np.bitwise_or.reduce(verdict.status))
     rare = Status.EMPTY_RESIDUAL  # only rounding brings it about
-    rare |= Status.OUTSIDE_SLAB | Status.BAD_TREE  # nothing of the kind is spoilt here
+    rare |= Status.OUTSIDE_SLAB | Status.BAD_TREE  # not corrupted here
     if logits:
         rare |= Status.NOT_NORMALIZED
     if rule.proposal is js.PointMass:
@@ -116,12 +116,12 @@ def test_no_token_replaces_what_a_bad_row_or_draw_left_undecided(
     fatal = int(fatal)
     for seed in range(4):
         rounds = random_rounds(rule, 20 + seed)
-        spoilt, _ = corrupted(rounds, seed, logits=logits)
+        corrupt, _ = corrupted(rounds, seed, logits=logits)
         # A bad draft row costs its candidates and no token: the target's row can still be drawn from.
         with np.errstate(divide="ignore"):
-            spoilt.draft[...] = np.log(rounds.draft) if logits else rounds.draft
-        spoilt.draft_temperature[...] = 1
-        verdict = play(rule, spoilt, logits=logits)
+            corrupt.draft[...] = np.log(rounds.draft) if logits else rounds.draft
+        corrupt.draft_temperature[...] = 1
+        verdict = play(rule, corrupt, logits=logits)
         is_fatal = (verdict.status & fatal) != 0
         assert (verdict.num_tokens == verdict.num_accepted)[is_fatal].all()
 
@@ -131,10 +131,10 @@ def test_verdicts_are_sound_over_a_large_vocabulary_too(name: str) -> None:
     rule = js.RULES[name]
     for seed in range(6):
         clean = random_rounds(rule, 30 + seed, batch=WIDE_BATCH, vocab=WIDE)
-        spoilt, is_spoilt = corrupted(clean, seed, logits=False)
-        verdict = play(rule, spoilt)
-        assert_same(play(rule, clean), verdict, ~is_spoilt)
-        assert_sound(spoilt, verdict, logits=False)
+        corrupt, is_corrupted = corrupted(clean, seed, logits=False)
+        verdict = play(rule, corrupt)
+        assert_same(play(rule, clean), verdict, ~is_corrupted)
+        assert_sound(corrupt, verdict, logits=False)
 
 
 @each_rule

@@ -73,13 +73,13 @@ def test_bad_rows_that_are_not_visited_change_nothing_and_are_not_flagged(
     rule: js.Rule, logits: bool
 ) -> None:
     rounds = two_nodes(rule, 0.1, logits=logits)
-    spoilt = rounds.copy()
-    spoilt.target[:, 2:] = np.nan  # a leaf without bonus, and padding
-    spoilt.draft[:, 2:] = np.nan
+    corrupt = rounds.copy()
+    corrupt.target[:, 2:] = np.nan  # a leaf without bonus, and padding
+    corrupt.draft[:, 2:] = np.nan
     if not rule.tests_deepest_first:
-        rounds.accept[:, 1] = spoilt.accept[:, 1] = 0.9  # rejected: node 1 is not visited either
-        spoilt.target[:, 1] = spoilt.draft[:, 1] = np.inf
-    found, wanted = (play(rule, r, logits=logits) for r in (spoilt, rounds))
+        rounds.accept[:, 1] = corrupt.accept[:, 1] = 0.9  # rejected: node 1 is not visited either
+        corrupt.target[:, 1] = corrupt.draft[:, 1] = np.inf
+    found, wanted = (play(rule, r, logits=logits) for r in (corrupt, rounds))
     assert all((value == getattr(found, name)).all() for name, value in vars(wanted).items())
 
 
@@ -147,11 +147,11 @@ def test_a_bad_draft_row_costs_its_candidates_and_the_token_is_drawn_from_the_ta
     rounds.accept[:, 2] = 0.9  # rejected by a sound row: its entries are [1/2, 1/4, 1/4], q = 1/2
     grid = np.arange(BATCH) / BATCH
     rounds.final[:, 1] = grid
-    for spoil, status in cases:
-        spoilt = rounds.copy()
+    for change, status in cases:
+        corrupt = rounds.copy()
         for b in range(BATCH):
-            spoil(spoilt.draft[b])
-        verdict = play(rule, spoilt, logits=logits)
+            change(corrupt.draft[b])
+        verdict = play(rule, corrupt, logits=logits)
         # Bottom-up, node 1 is kept or not by its own weight; where it is, the token after it is the
         # target's: 1/2, 1/4, 1/4 in order.
         assert (verdict.status & int(status) == int(status)).all()

@@ -111,9 +111,7 @@ class Watched:
                 jax.debug.callback(self._note_rows, proposal.draft_rows.values)
             return rule.verify(draws, proposal, rows, bonus)
 
-        watched = js.Rule(
-            rule.name, verify, rule.proposal, rule.is_path, rule.tests_deepest_first, rule.source
-        )
+        watched = dataclasses.replace(rule, verify=verify)
         other = dataclasses.replace(drafter, rule=watched)  # type: ignore[type-var]
         self.decoder = CompiledDecoder(TARGET, other, max_context=LENGTH, prefill_width=4)
 

@@ -226,8 +226,9 @@ def verify_block(
     Raises:
       AssertionError: a shape, rank or dtype is wrong, or the proposal branches.
 
-    Guarantee: lossless, if draws are not shared between rounds: the draws of tokens beyond the kept
-      prefix have been read, so the next round must not use them.
+    Guarantee: lossless.
+
+    The draws of tokens beyond the kept prefix have been read, so the next round must not use them.
 
     >>> import jax.numpy as jnp
     >>> import jaxspec as js
@@ -266,7 +267,7 @@ def verify_traversal(
     Raises:
       AssertionError: a shape, rank or dtype is wrong.
 
-    Guarantee: lossless, if draws are not shared between rounds.
+    Guarantee: lossless, under the condition on draws of `verify_block`.
 
     >>> import jax.numpy as jnp
     >>> import jaxspec as js

@@ -176,7 +176,7 @@ def verify_path(
       bonus: bool [], emit one more token after a fully accepted path.
 
     Returns:
-      The `Verdict`: at most T tokens, T + 1 with `bonus`.
+      The `Verdict`, of at most T tokens, T + 1 with `bonus`.
 
     Raises:
       AssertionError: a shape, rank or dtype is wrong, or the proposal branches.

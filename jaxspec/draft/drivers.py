@@ -25,7 +25,7 @@ from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.models.provider import Context, Provider, Usage
 from jaxspec.proposals import PointMass, Proposal
-from jaxspec.rows import as_source, row_of
+from jaxspec.rows import Probabilities, as_source, dense_rows, row_of, window
 from jaxspec.transfers import moves_data
 
 _SHORTEST = 64
@@ -322,6 +322,9 @@ def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Pr
     proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
     if proposal.draft_rows is None:
         return proposal
-    rows = as_source("draft_rows", proposal.draft_rows).values
-    rows = jnp.pad(rows, ((0, capacity.max_nodes - 1 - rows.shape[0]), (0, 0)))
+    source, most = as_source("draft_rows", proposal.draft_rows), capacity.max_nodes - 1
+    count = min(most, source.values.shape[0])  # a leaf's row is never read
+    is_stored = isinstance(source, Probabilities)
+    rows = window(source, count) if is_stored else dense_rows(source, count)
+    rows = jnp.pad(rows, ((0, most - count), (0, 0)))
     return dataclasses.replace(proposal, draft_rows=rows)

@@ -31,7 +31,7 @@ class RoundRecord:
       rule: name in `jaxspec.RULES`.
       target: name of the target model.
       draft: name of the draft model, if any.
-      draws: the uniforms, those of the draft apart.
+      draws: the uniforms, those of the draft apart: a pair for each node that was drawn.
       proposal: the candidates and the rows they were drawn from.
       target_rows: float32 [N, V], at the request's temperature and filters.
       bonus: whether a fully accepted path was to be followed by one more token.

@@ -143,12 +143,15 @@ class HostDraft:
       depth: depth of the tree; 0 if nothing was proposed.
       usage: what was asked of the draft model.
       batches: hypothetical batches of it: one for each level that was asked about.
+      pairs: float32 [N, 2], for each node the pair that its candidate was drawn with; None where no
+        candidate was drawn. Nodes are numbered anew where others are cut off.
     """
 
     proposal: Proposal
     depth: int
     usage: Usage = Usage()
     batches: int = 0
+    pairs: jax.Array | None = None  # [N, 2]
 
 
 @moves_data
@@ -201,7 +204,8 @@ def propose_on_host(
             tokens = model.check_context(tokens)
             state, usage, levels = _ask(drafter, model, vocab, tokens, view, apply)
     static = (drafter, vocab, drafter.capacity)
-    proposal = _finish(static, state, view, np.int32(min(max_nodes, MOST_TOKENS)))
+    most = np.int32(min(max_nodes, MOST_TOKENS))
+    proposal, drawn_with = _finish(static, state, view, most)
     sizes, found = np.asarray(proposal.tree.level_sizes), np.asarray(proposal.tree.tokens)
     found = found[1 : int(sizes.sum())]
     bad = np.flatnonzero((found < 0) | (found >= (MOST_TOKENS if vocab is None else vocab)))
@@ -211,7 +215,9 @@ def propose_on_host(
             f"the target's vocabulary of {vocab}"
         )
     reached = int(np.flatnonzero(sizes)[-1])
-    return HostDraft(proposal=proposal, depth=reached, usage=usage, batches=levels)
+    return HostDraft(
+        proposal=proposal, depth=reached, usage=usage, batches=levels, pairs=drawn_with
+    )
 
 
 def _ask(
@@ -312,19 +318,24 @@ _step_of_any_level = jax.jit(_advance, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Proposal:
-    """Return the proposal of a batch of one, its draft rows as an array [N - 1, V]."""
+def _finish(
+    static: _Static, state: Any, view: View, max_nodes: jax.Array
+) -> tuple[Proposal, jax.Array | None]:
+    """Return the proposal of a batch of one, its draft rows as an array [N - 1, V], and its pairs."""
     drafter, vocab, capacity = static
     if not isinstance(drafter, ModelDrafter):
         proposed = drafter.propose(view)
     else:
         proposed = drafter.finish(drafter.start(view, vocab) if state is None else state, view)
-    proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
+    nodes = jnp.arange(proposed.proposal.tree.max_nodes, dtype=jnp.int32)
+    proposed = _within(drafter, dataclasses.replace(proposed, slots=nodes[None]), view, max_nodes)
+    proposal, before = jax.tree.map(lambda x: x[0], (proposed.proposal, proposed.slots))
     if proposal.draft_rows is None:
-        return proposal
+        return proposal, None
     source, most = as_source("draft_rows", proposal.draft_rows), capacity.max_nodes - 1
     count = min(most, source.values.shape[0])  # a leaf's row is never read
     is_stored = isinstance(source, Probabilities)
     rows = window(source, count) if is_stored else dense_rows(source, count)
     rows = jnp.pad(rows, ((0, most - count), (0, 0)))
-    return dataclasses.replace(proposal, draft_rows=rows)
+    pairs = view.pairs[0][jnp.where(before >= 0, before, nodes)]
+    return dataclasses.replace(proposal, draft_rows=rows), pairs

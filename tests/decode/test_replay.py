@@ -41,12 +41,14 @@ def leaves(record: RoundRecord) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(trees)]
 
 
+@pytest.mark.parametrize("stop_tokens", [(), (1,)])
 @pytest.mark.parametrize("rule", ["with_replacement", "without_replacement", "traversal"])
-def test_sampled_trees_replay_without_a_difference(rule: str) -> None:
+def test_sampled_trees_replay_without_a_difference(rule: str, stop_tokens: tuple[int, ...]) -> None:
     drafter = FixedTree(draft().provider, (2, 2), js.RULES[rule])
     decoder = Decoder(target().provider, drafter)
-    start = decoder.start(PROMPT, jax.random.key(0), new_tokens=8)
-    assert differences([record for _, record in decoder.rounds(start)]) == []
+    for key in jax.random.split(jax.random.key(0), 8):
+        start = decoder.start(PROMPT, key, new_tokens=8, stop_tokens=stop_tokens)
+        assert differences([record for _, record in decoder.rounds(start)]) == []
 
 
 @each_drafter

@@ -108,10 +108,19 @@ def _sampling_rows(logits: jax.Array, view: View) -> jax.Array:
     return per_sequence(one)(logits, view.temperature, view.top_k, view.top_p)
 
 
+def _assert_proposed(drafter: Drafter, proposed: Any) -> None:
+    """Raise ValueError unless a custom drafter proposed what it must."""
+    name = f"what {type(drafter).__name__} proposed"
+    assert_kind(name, proposed, Proposed, "a jaxspec.draft.Proposed(proposal=...)")
+    wanted = "a PointMass, a WithReplacement or another Proposal"
+    assert_kind(f"{name}: proposal", proposed.proposal, Proposal, wanted)
+
+
 def _within(
     drafter: Drafter, proposed: Proposed, view: View, max_nodes: jax.Array | int = MOST_TOKENS
 ) -> Proposed:
     """Cut every tree to what may be drafted: within depth and size, and nothing below a stop token."""
+    _assert_proposed(drafter, proposed)
     stops = view.stop_tokens
     stops = jnp.full((view.length.shape[0], 1), -1, jnp.int32) if stops is None else stops
 
@@ -327,6 +336,7 @@ def _finish(
         proposed = drafter.propose(view)
     else:
         proposed = drafter.finish(drafter.start(view, vocab) if state is None else state, view)
+    _assert_proposed(drafter, proposed)
     nodes = jnp.arange(proposed.proposal.tree.max_nodes, dtype=jnp.int32)
     proposed = _within(drafter, dataclasses.replace(proposed, slots=nodes[None]), view, max_nodes)
     proposal, before = jax.tree.map(lambda x: x[0], (proposed.proposal, proposed.slots))

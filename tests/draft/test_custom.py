@@ -172,6 +172,18 @@ def test_a_token_outside_the_vocabulary_is_an_error_on_the_host() -> None:
         decoder.run([1], jax.random.key(0), new_tokens=9)
 
 
+@pytest.mark.parametrize("wrong", [None, Proposed(proposal=None), js.chain(jnp.array([1, 2]))])
+def test_what_is_no_proposal_is_an_error_in_both_loops(wrong: Any) -> None:
+    drafter = type("Wrong", (Repeat,), {"propose": lambda self, view: wrong})(3, VOCAB)
+    key = jax.random.key(0)
+    for run in (
+        lambda: Decoder(provider(0.0, 1.0), drafter).run([1], key),
+        lambda: CompiledDecoder(TARGET, drafter).run([[1]], key),
+    ):
+        with pytest.raises(ValueError, match=r"what Wrong proposed.* must be a"):
+            run()
+
+
 # --- the exact law of sampled trees on any callable
 
 

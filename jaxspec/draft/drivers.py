@@ -9,7 +9,7 @@ In the shape descriptions B denotes the batch, N the nodes of a tree, V the targ
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from jaxspec.draft.cut import cut_below, node_rows
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
-from jaxspec.models.provider import Context, Provider, Usage
+from jaxspec.models.provider import Context, Provider, Usage, check_context
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.rows import Probabilities, as_source, dense_rows, row_of, window
 from jaxspec.transfers import moves_data
@@ -166,7 +166,7 @@ class HostDraft:
 @moves_data
 def propose_on_host(
     drafter: Drafter,
-    context: Collection[int],
+    context: Sequence[int] | np.ndarray,
     depth: int,
     pairs: jax.Array,
     *,
@@ -197,9 +197,7 @@ def propose_on_host(
     """
     assert_between("depth", depth, 0)
     assert_between("max_nodes", max_nodes, 1)
-    tokens = tuple(int(token) for token in context)
-    if not tokens:
-        raise ValueError("the context is empty: it needs at least the root's token")
+    tokens = check_context(type(drafter).__name__, MOST_TOKENS, context)
     depth = min(int(depth), drafter.capacity.max_depth)
     view = _view(drafter, tokens, depth, pairs, sorted(int(token) for token in stop_tokens))
     usage, levels, state = Usage(), 0, None

@@ -28,7 +28,11 @@ MASS_TOLERANCE = {"float64": 1e-5, "float32": 1e-5, "float16": 1e-3, "bfloat16":
 MOST_TOKENS = 2**31 - 1
 """Positions in a text are int32."""
 
-_FAMILIES = {jnp.floating: "a float dtype", jnp.integer: "an integer dtype"}
+_FAMILIES = {
+    jnp.floating: "a float dtype",
+    jnp.integer: "an integer dtype",
+    jnp.number: "a dtype of numbers",
+}
 
 
 class TreeError(ValueError):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxspec.checks import assert_array, check_all, struct
 from jaxspec.loops import varying_alike, when
-from jaxspec.rows import Normalizer, RowSource, StoredRow, window
+from jaxspec.rows import Normalizer, RowSource, StoredRow, assert_floats, window
 from jaxspec.tiles import LEAST, TILE, sum_rows, tokens_from
 
 
@@ -121,6 +121,7 @@ class Logits(RowSource):
     def validate(self, name: str) -> None:
         """Assert static shapes and dtypes."""
         super().validate(name)
+        assert_floats(name, self.values)
         assert_array(f"{name} rows: temperature", self.temperature, {}, jnp.floating)
         if self.top_k is not None:
             assert_array(f"{name} rows: top_k", self.top_k, {}, jnp.integer)

@@ -135,12 +135,7 @@ class RowSource(abc.ABC):
 
     def validate(self, name: str) -> None:
         """Assert static shapes and dtypes; `name` is the argument, for the message."""
-        assert_array(f"{name} rows", self.values, {"N": None, "V": None}, jnp.floating)
-        if self.values.dtype.name not in MASS_TOLERANCE:
-            raise AssertionError(
-                f"{name} rows have dtype {self.values.dtype.name}: must be one of "
-                + ", ".join(MASS_TOLERANCE)
-            )
+        assert_array(f"{name} rows", self.values, {"N": None, "V": None}, jnp.number)
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check under a trace (`jaxspec.checked`) the rows that are used, bool [num_rows]."""
@@ -189,6 +184,11 @@ class Probabilities(RowSource):
         """True in single precision; in half precision masses differ too much from 1."""
         return jnp.dtype(dtype).itemsize >= 4
 
+    def validate(self, name: str) -> None:
+        """Assert static shapes, and a float dtype."""
+        super().validate(name)
+        assert_floats(name, self.values)
+
     def summand(self, entries: jax.Array, tokens: jax.Array, norm: Normalizer) -> jax.Array:
         """Return the entries over the mass of their row, with denormal and negative ones kept."""
         del tokens
@@ -223,6 +223,15 @@ def as_source(name: str, rows: RowsLike) -> RowSource:
         return Probabilities(values=jnp.asarray(rows))
     wanted = "an array [N, V] of probabilities, a Probabilities, a Logits or another RowSource"
     raise ValueError(f"{name} is {described(rows)}: must be {wanted}")
+
+
+def assert_floats(name: str, values: jax.Array) -> None:
+    """Assert that stored rows are of one of the float dtypes whose masses have a tolerance."""
+    if values.dtype.name not in MASS_TOLERANCE:
+        raise AssertionError(
+            f"{name} rows have dtype {values.dtype.name}: must be a float dtype, one of "
+            + ", ".join(MASS_TOLERANCE)
+        )
 
 
 def _inverse(mass: jax.Array) -> jax.Array:
@@ -274,7 +283,7 @@ def dense_rows(rows: RowsLike, num_rows: int) -> jax.Array:
     """
     assert_whole("num_rows", num_rows, 0)
     source = as_source("rows", rows)
-    source.validate("the")
+    source.validate("given")
     if num_rows > source.values.shape[0]:
         raise ValueError(f"num_rows is {num_rows}: the slab has {source.values.shape[0]} rows")
     return _dense_rows(source, num_rows)

@@ -135,8 +135,8 @@ MUTATIONS = (
     ),
     Mutation(
         "verify/bottom_up.py",
-        "return jnp.maximum(ending, condition.astype(jnp.int32) * int(new))",
-        "return jnp.minimum(ending, condition.astype(jnp.int32) * int(new))",
+        "is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)",
+        "is_kept = is_root | (left.scale == 0) | (u < left.mass)",
         VECTORS,
     ),
     Mutation(

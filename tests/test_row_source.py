@@ -3,7 +3,6 @@
 import dataclasses
 from fractions import Fraction
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,12 +35,6 @@ class Quantized(js.RowSource):
     def probability(self, entries: jax.Array, tokens: jax.Array, norm: jax.Array) -> jax.Array:
         """Return the weights over their sum."""
         return self._weights(entries, tokens) / jnp.where(norm == 0, 1.0, norm)
-
-    def validate(self, name: str) -> None:
-        """Assert that rows are int8."""
-        chex.assert_rank(self.values, 2)
-        chex.assert_type(self.values, jnp.int8)
-        chex.assert_shape(self.forbidden, ())
 
     def _weights(self, entries: jax.Array, tokens: jax.Array) -> jax.Array:
         weights = jnp.where(entries < 0, jnp.inf, entries.astype(jnp.float32))
@@ -111,7 +104,7 @@ def test_the_dense_rows_of_a_custom_source_are_its_law() -> None:
     source = Quantized(values=values, forbidden=jnp.int32(0), first=jnp.int32(1))
     assert js.dense_rows(source, 1).tolist() == [[0, 1, 0]]
     with pytest.raises(AssertionError):
-        js.dense_rows(dataclasses.replace(source, values=values.astype(jnp.int32)), 1)
+        js.dense_rows(dataclasses.replace(source, values=values[0]), 1)
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])

@@ -36,10 +36,19 @@ class Instance:
     expected_accepted: Mapping[str, Fraction] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is a row for missing contexts."""
+        """Raise ValueError unless the rows are distributions over one vocabulary."""
         for name, rows in (("target", self.target), ("draft", self.draft)):
-            if rows is not None and len(rows.get((), ())) == 0:
+            if rows is None:
+                continue
+            if len(rows.get((), ())) == 0:
                 raise ValueError(f"{name} has no row for the context (), or an empty one")
+            for context, row in rows.items():
+                place = f"the {name} row for context {context}"
+                if len(row) != self.vocab:
+                    raise ValueError(f"{place} has {len(row)} entries: must be {self.vocab}")
+                entries = [float(entry) for entry in row]
+                if min(entries) < 0 or abs(sum(entries) - 1) > 0.01:
+                    raise ValueError(f"{place} is {entries}: not a distribution")
 
     @property
     def vocab(self) -> int:

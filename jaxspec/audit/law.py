@@ -13,9 +13,10 @@ from jax.typing import DTypeLike
 from jaxspec.audit.boxes import Cells, search
 from jaxspec.audit.instances import Instance
 from jaxspec.audit.rounds import DraftLength, DrawSiblings, MakeRows, make_round
-from jaxspec.checks import Progress
+from jaxspec.checks import Progress, assert_kind
 from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule, Verifier
+from jaxspec.verify.rules import assert_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,8 @@ def exact_law(
     >>> law.is_proved, round(law.expected_accepted, 6)
     (True, 0.75)
     """
+    assert_rule("rule", rule)
+    assert_kind("instance", instance, Instance, "an Instance, such as one of instances_for(rule)")
     played = make_round(
         rule,
         instance,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import storage
-from jaxspec.checks import DrawError, TreeError
+from jaxspec.checks import DrawError, TreeError, assert_kind
 from jaxspec.decode.commit import Ending
 from jaxspec.decode.request import validated
 from jaxspec.decode.rounds import RoundRecord
@@ -42,6 +42,7 @@ def save(path: str | Path, thing: DecodeState | Sequence[RoundRecord]) -> None:
     """Save a state or some rounds to one file, .json to read it or .npz to keep it small.
 
     Raises:
+      ValueError: `thing` is neither.
       RecordError: a value cannot be stored, or a tree is larger than `load` takes.
       OSError: the file cannot be written.
     """
@@ -49,7 +50,10 @@ def save(path: str | Path, thing: DecodeState | Sequence[RoundRecord]) -> None:
         content = {**dataclasses.asdict(thing), "ending": thing.ending.name.lower()}
         storage.save(path, STATE, content)
         return
+    wanted = "a DecodeState or a sequence of RoundRecords; a compiled decode cannot be saved"
+    assert_kind("thing", thing, Iterable, wanted)
     for number, each in enumerate(thing):
+        assert_kind(f"round {number}", each, RoundRecord, "a RoundRecord")
         nodes, slots = each.proposal.tree.children.shape
         if max(nodes, slots) > MOST_NODES or nodes * slots > MOST_SLOTS:
             raise RecordError(

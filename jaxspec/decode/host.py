@@ -129,6 +129,8 @@ class Decoder:
         position, rule = len(state.tokens) - 1, self.drafter.rule
         draws = _round_draws(state.request.key, self.drafter.capacity.max_nodes, position)
         draft = self.propose(state, draws.draft)
+        if draft.pairs is not None:
+            draws = dataclasses.replace(draws, draft=draft.pairs)
         scores = self.score(state, draft)
         rows = jnp.asarray(scores.rows)
         verdict = jax.device_get(rule.verify(draws.verify, draft.proposal, rows, self.bonus))

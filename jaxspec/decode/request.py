@@ -124,6 +124,8 @@ def requests_of(
     texts = None if isinstance(prompts, Set) else _entries(prompts)
     if not texts:
         raise _error("prompts", prompts, "a sequence of at least one prompt, each of token ids")
+    if is_batch and isinstance(texts[0], int | np.integer):
+        raise _error("prompts", prompts, "a sequence of prompts: put a single one into a list")
     batch = len(texts)
     keys = _keys(keys, batch)
     key_type = str(jax.random.key_impl(keys))

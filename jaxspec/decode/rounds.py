@@ -1,6 +1,7 @@
 """Rounds as records: everything that a verdict follows from, stored and replayed."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,13 @@ from jaxspec.checks import DrawError, assert_kind
 from jaxspec.draws import RoundDraws
 from jaxspec.proposals import Proposal
 from jaxspec.storage import shortened
-from jaxspec.tiles import draw_token
 from jaxspec.transfers import moves_data
 from jaxspec.verify import RULES, Verdict
 
-_draw_token = jax.jit(draw_token)
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draw(kind: type[Proposal], pairs: jax.Array, draft_row: jax.Array) -> jax.Array:
+    return kind.draw(pairs, draft_row)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +31,7 @@ class RoundRecord:
       rule: name in `jaxspec.RULES`.
       target: name of the target model.
       draft: name of the draft model, if any.
-      draws: the uniforms, those of the draft apart.
+      draws: the uniforms, those of the draft apart: a pair for each node that was drawn.
       proposal: the candidates and the rows they were drawn from.
       target_rows: float32 [N, V], at the request's temperature and filters.
       bonus: whether a fully accepted path was to be followed by one more token.
@@ -141,11 +144,12 @@ def _recorded(record: RoundRecord) -> np.ndarray:
 
 
 def _drafted(record: RoundRecord, draws: RoundDraws) -> np.ndarray:
-    """Draw the candidates of a sampled path again; point masses are as recorded."""
-    drafted, rows = _recorded(record), record.proposal.draft_rows
-    if rows is not None:
-        parents = np.asarray(record.proposal.tree.parents)
-        for node in range(1, int(record.proposal.tree.num_nodes)):
-            row = jnp.asarray(rows)[int(parents[node])]
-            drafted[node] = int(_draw_token(jnp.asarray(draws.draft)[node], row))
+    """Draw the candidates again, siblings together; point masses are as recorded."""
+    drafted, proposal = _recorded(record), record.proposal
+    if proposal.draft_rows is not None:
+        rows, pairs = jnp.asarray(proposal.draft_rows), jnp.asarray(draws.draft)
+        parents = np.asarray(proposal.tree.parents)[: int(proposal.tree.num_nodes)]
+        for parent in np.unique(parents[1:]).tolist():
+            siblings = np.flatnonzero(parents == parent)
+            drafted[siblings] = _draw(type(proposal), pairs[siblings], rows[parent])
     return drafted

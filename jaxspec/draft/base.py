@@ -10,7 +10,7 @@ node, depth), L the nodes of a level, S the slots of a text, V the target's voca
 import abc
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import jax
@@ -208,7 +208,7 @@ class Drafter(abc.ABC):
 
     def draft(
         self,
-        context: Collection[int],
+        context: Sequence[int],
         *,
         depth: int | None = None,
         pairs: jax.Array | None = None,

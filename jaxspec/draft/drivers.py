@@ -9,7 +9,7 @@ In the shape descriptions B denotes the batch, N the nodes of a tree, V the targ
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +23,9 @@ from jaxspec.draft.cut import cut_below, node_rows
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
-from jaxspec.models.provider import Context, Provider, Usage
+from jaxspec.models.provider import Context, Provider, Usage, check_context
 from jaxspec.proposals import PointMass, Proposal
-from jaxspec.rows import as_source, row_of
+from jaxspec.rows import Probabilities, as_source, dense_rows, row_of, window
 from jaxspec.transfers import moves_data
 
 _SHORTEST = 64
@@ -108,10 +108,19 @@ def _sampling_rows(logits: jax.Array, view: View) -> jax.Array:
     return per_sequence(one)(logits, view.temperature, view.top_k, view.top_p)
 
 
+def _assert_proposed(drafter: Drafter, proposed: Any) -> None:
+    """Raise ValueError unless a custom drafter proposed what it must."""
+    name = f"what {type(drafter).__name__} proposed"
+    assert_kind(name, proposed, Proposed, "a jaxspec.draft.Proposed(proposal=...)")
+    wanted = "a PointMass, a WithReplacement or another Proposal"
+    assert_kind(f"{name}: proposal", proposed.proposal, Proposal, wanted)
+
+
 def _within(
     drafter: Drafter, proposed: Proposed, view: View, max_nodes: jax.Array | int = MOST_TOKENS
 ) -> Proposed:
     """Cut every tree to what may be drafted: within depth and size, and nothing below a stop token."""
+    _assert_proposed(drafter, proposed)
     stops = view.stop_tokens
     stops = jnp.full((view.length.shape[0], 1), -1, jnp.int32) if stops is None else stops
 
@@ -143,18 +152,21 @@ class HostDraft:
       depth: depth of the tree; 0 if nothing was proposed.
       usage: what was asked of the draft model.
       batches: hypothetical batches of it: one for each level that was asked about.
+      pairs: float32 [N, 2], for each node the pair that its candidate was drawn with; None where no
+        candidate was drawn. Nodes are numbered anew where others are cut off.
     """
 
     proposal: Proposal
     depth: int
     usage: Usage = Usage()
     batches: int = 0
+    pairs: jax.Array | None = None  # [N, 2]
 
 
 @moves_data
 def propose_on_host(
     drafter: Drafter,
-    context: Collection[int],
+    context: Sequence[int] | np.ndarray,
     depth: int,
     pairs: jax.Array,
     *,
@@ -185,9 +197,7 @@ def propose_on_host(
     """
     assert_between("depth", depth, 0)
     assert_between("max_nodes", max_nodes, 1)
-    tokens = tuple(int(token) for token in context)
-    if not tokens:
-        raise ValueError("the context is empty: it needs at least the root's token")
+    tokens = check_context(type(drafter).__name__, MOST_TOKENS, context)
     depth = min(int(depth), drafter.capacity.max_depth)
     view = _view(drafter, tokens, depth, pairs, sorted(int(token) for token in stop_tokens))
     usage, levels, state = Usage(), 0, None
@@ -201,7 +211,8 @@ def propose_on_host(
             tokens = model.check_context(tokens)
             state, usage, levels = _ask(drafter, model, vocab, tokens, view, apply)
     static = (drafter, vocab, drafter.capacity)
-    proposal = _finish(static, state, view, np.int32(min(max_nodes, MOST_TOKENS)))
+    most = np.int32(min(max_nodes, MOST_TOKENS))
+    proposal, drawn_with = _finish(static, state, view, most)
     sizes, found = np.asarray(proposal.tree.level_sizes), np.asarray(proposal.tree.tokens)
     found = found[1 : int(sizes.sum())]
     bad = np.flatnonzero((found < 0) | (found >= (MOST_TOKENS if vocab is None else vocab)))
@@ -211,7 +222,9 @@ def propose_on_host(
             f"the target's vocabulary of {vocab}"
         )
     reached = int(np.flatnonzero(sizes)[-1])
-    return HostDraft(proposal=proposal, depth=reached, usage=usage, batches=levels)
+    return HostDraft(
+        proposal=proposal, depth=reached, usage=usage, batches=levels, pairs=drawn_with
+    )
 
 
 def _ask(
@@ -312,16 +325,25 @@ _step_of_any_level = jax.jit(_advance, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _finish(static: _Static, state: Any, view: View, max_nodes: jax.Array) -> Proposal:
-    """Return the proposal of a batch of one, its draft rows as an array [N - 1, V]."""
+def _finish(
+    static: _Static, state: Any, view: View, max_nodes: jax.Array
+) -> tuple[Proposal, jax.Array | None]:
+    """Return the proposal of a batch of one, its draft rows as an array [N - 1, V], and its pairs."""
     drafter, vocab, capacity = static
     if not isinstance(drafter, ModelDrafter):
         proposed = drafter.propose(view)
     else:
         proposed = drafter.finish(drafter.start(view, vocab) if state is None else state, view)
-    proposal = jax.tree.map(lambda x: x[0], _within(drafter, proposed, view, max_nodes).proposal)
+    _assert_proposed(drafter, proposed)
+    nodes = jnp.arange(proposed.proposal.tree.max_nodes, dtype=jnp.int32)
+    proposed = _within(drafter, dataclasses.replace(proposed, slots=nodes[None]), view, max_nodes)
+    proposal, before = jax.tree.map(lambda x: x[0], (proposed.proposal, proposed.slots))
     if proposal.draft_rows is None:
-        return proposal
-    rows = as_source("draft_rows", proposal.draft_rows).values
-    rows = jnp.pad(rows, ((0, capacity.max_nodes - 1 - rows.shape[0]), (0, 0)))
-    return dataclasses.replace(proposal, draft_rows=rows)
+        return proposal, None
+    source, most = as_source("draft_rows", proposal.draft_rows), capacity.max_nodes - 1
+    count = min(most, source.values.shape[0])  # a leaf's row is never read
+    is_stored = isinstance(source, Probabilities)
+    rows = window(source, count) if is_stored else dense_rows(source, count)
+    rows = jnp.pad(rows, ((0, most - count), (0, 0)))
+    pairs = view.pairs[0][jnp.where(before >= 0, before, nodes)]
+    return dataclasses.replace(proposal, draft_rows=rows), pairs

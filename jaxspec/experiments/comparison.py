@@ -107,7 +107,8 @@ class LawComparison:
             else f"detects a total variation of {test.detectable:.2f}"
         )
         return (
-            f"{what}: G = {test.statistic:.1f} on {test.degrees} degrees, p = {test.p_value:.3g}; "
+            f"{what}: G = {test.statistic:.1f}, degrees of freedom {test.degrees}, "
+            f"p = {test.p_value:.3g}; "
             f"{power} (power {test.power}, level {test.level})"
         )
 

@@ -1,6 +1,7 @@
 """The law by search: what it finds, what it cannot miss unseen, and the laws of all rules."""
 
 import dataclasses
+import re
 from fractions import Fraction
 
 import jax
@@ -344,3 +345,25 @@ def test_a_custom_verifier_is_searched_in_the_order_of_its_own_tests() -> None:
     law = audit.exact_law(rule, deep, js.verify_traversal, tests_deepest_first=True)
     assert law.is_proved
     assert not audit.exact_law(rule, deep, js.verify_traversal).is_proved
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        ({(): (0.5, 0.4)}, None, "is [0.5, 0.4]: not a distribution"),
+        ({(): (1.5, -0.5)}, None, "is [1.5, -0.5]: not a distribution"),
+        ({(): (0.5, 0.5)}, {(): (1, 0, 0)}, "draft row for context () has 3 entries: must be 2"),
+        ({(): (0.5, 0.5), (0,): (1,)}, None, "target row for context (0,) has 1 entries"),
+    ],
+)
+def test_an_instance_without_laws_is_rejected_with_its_row(target, draft, message) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        audit.Instance("malformed", target, draft, branching=(1,))
+
+
+def test_a_rule_or_an_instance_given_by_its_name_is_an_error_that_says_what_to_give() -> None:
+    instance = audit.instances_for(js.RULES["token"])[0]
+    with pytest.raises(ValueError, match=r'RULES\["token"\]'):
+        audit.exact_law("token", instance)
+    with pytest.raises(ValueError, match="instances_for"):
+        audit.exact_law(js.RULES["token"], "kill row")

@@ -489,3 +489,10 @@ def test_a_changed_file_is_an_error_that_names_file_and_field_or_can_be_used(
                 assert str(error).startswith(f"{file}: ")
                 assert len(str(error)) < 800
     assert count / 2 < errors < 2 * count  # some are errors and some are not
+
+
+@pytest.mark.parametrize("thing", [5, None, [1], "rounds"])
+def test_what_is_neither_a_state_nor_rounds_is_not_saved(tmp_path: Path, thing: Any) -> None:
+    with pytest.raises(ValueError, match="must be a"):
+        save(tmp_path / "x.json", thing)
+    assert not list(tmp_path.iterdir())

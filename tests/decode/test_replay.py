@@ -16,6 +16,7 @@ from helpers.toys import DRAFTERS, draft, round_draws, target
 import jaxspec as js
 from jaxspec import storage
 from jaxspec.decode import Decoder, RoundRecord, differences, load, replay_round, save
+from jaxspec.draft import FixedTree
 
 PROMPT = (0, 2)
 each_drafter = pytest.mark.parametrize("name", DRAFTERS)
@@ -38,6 +39,16 @@ def loaded(file: Path) -> list[RoundRecord]:
 def leaves(record: RoundRecord) -> list[np.ndarray]:
     trees = (record.draws, record.proposal, record.target_rows, record.verdict)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(trees)]
+
+
+@pytest.mark.parametrize("stop_tokens", [(), (1,)])
+@pytest.mark.parametrize("rule", ["with_replacement", "without_replacement", "traversal"])
+def test_sampled_trees_replay_without_a_difference(rule: str, stop_tokens: tuple[int, ...]) -> None:
+    drafter = FixedTree(draft().provider, (2, 2), js.RULES[rule])
+    decoder = Decoder(target().provider, drafter)
+    for key in jax.random.split(jax.random.key(0), 8):
+        start = decoder.start(PROMPT, key, new_tokens=8, stop_tokens=stop_tokens)
+        assert differences([record for _, record in decoder.rounds(start)]) == []
 
 
 @each_drafter

@@ -137,6 +137,7 @@ def test_a_bad_argument_is_named_with_its_value_in_a_batch_with_its_sequence(
     [
         ({"prompts": []}, "prompts is []: must be a sequence of at least one prompt"),
         ({"prompts": 5}, "prompts is 5: must be a sequence of at least one prompt"),
+        ({"prompts": [1, 2]}, "prompts is [1, 2]: must be a sequence of prompts: put a single one"),
         ({"prompts": iter([[1], [2]])}, ": must be a sequence of at least one prompt"),
         ({"new_tokens": [1, 2, 3]}, "new_tokens is [1, 2, 3]: must be one value for all sequences"),
         ({"temperature": {0.5, 1.0}}, "must be one value for all sequences, or one for each of 2"),

@@ -108,6 +108,40 @@ def test_a_custom_drafter_decodes_one_text_in_both_loops() -> None:
     assert texts[0] == texts[1]
 
 
+LAW = jax.random.dirichlet(jax.random.key(0), jnp.ones(VOCAB), (4,))
+STORED: dict[str, Any] = {
+    "rows of inner nodes": LAW[:3],
+    "rows of all nodes": LAW,
+    "rows in a slab": js.Probabilities(values=LAW[jnp.array([3, 0, 1, 2])], first=jnp.int32(1)),
+    "logits": js.Logits(values=jnp.log(LAW) * 2, temperature=jnp.float32(2)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Drafter):
+    """Draws a path from rows that never change."""
+
+    stored: str
+    kinds = (js.WithReplacement,)
+    rule: js.Rule = js.RULES["token"]
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(4, 1, 3)
+
+    def propose(self, view: View) -> Proposed:
+        def one(pairs: jax.Array) -> js.WithReplacement:
+            return js.sampled_path(jax.vmap(js.draw_token)(pairs[1:], LAW[:3]), STORED[self.stored])
+
+        return Proposed(proposal=jax.vmap(one)(view.pairs))
+
+
+def test_the_draft_rows_of_a_custom_drafter_may_be_any_source_in_both_loops() -> None:
+    drafters = [Fixed(stored) for stored in STORED]
+    texts = [texts_of({"network": each, "callable": each}, 20) for each in drafters]
+    assert len({*texts[0], *(text for pair in texts for text in pair)}) == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -136,6 +170,18 @@ def test_a_token_outside_the_vocabulary_is_an_error_on_the_host() -> None:
     decoder = Decoder(Provider("two", 2, lambda _: [0.5, 0.5]), Repeat(3, 9))
     with pytest.raises(ValueError, match=r"Repeat proposed token 2 at node 2: outside .* of 2"):
         decoder.run([1], jax.random.key(0), new_tokens=9)
+
+
+@pytest.mark.parametrize("wrong", [None, Proposed(proposal=None), js.chain(jnp.array([1, 2]))])
+def test_what_is_no_proposal_is_an_error_in_both_loops(wrong: Any) -> None:
+    drafter = type("Wrong", (Repeat,), {"propose": lambda self, view: wrong})(3, VOCAB)
+    key = jax.random.key(0)
+    for run in (
+        lambda: Decoder(provider(0.0, 1.0), drafter).run([1], key),
+        lambda: CompiledDecoder(TARGET, drafter).run([[1]], key),
+    ):
+        with pytest.raises(ValueError, match=r"what Wrong proposed.* must be a"):
+            run()
 
 
 # --- the exact law of sampled trees on any callable

@@ -26,8 +26,8 @@ from jaxspec.draft import (
     NoDraft,
     SampledPath,
     Shape,
-    propose_on_host,
 )
+from jaxspec.draft.drivers import propose_on_host
 from jaxspec.models import Provider, Usage, fit_ngram
 from jaxspec.models.provider import Context
 
@@ -350,6 +350,8 @@ def test_fixed_depths_stay_and_the_adaptive_depth_follows_the_policy() -> None:
             "vocabulary of 7, the n-gram model one of 5",
         ),
         (lambda p: SampledPath(p, 1).draft([1]), "pairs are needed to sample"),
+        (lambda p: FixedTree(p, (1,)).draft([1.5]), r"not \[1\.5\]"),
+        (lambda p: NoDraft().draft([2**31]), "entry 0 is 2147483648, outside"),
         (lambda p: FixedTree(p, (1,)).draft([]), "the context is empty"),
         (lambda p: FixedTree(p, (1,)).draft([7]), "entry 0 is 7, outside the vocabulary of 3"),
     ],

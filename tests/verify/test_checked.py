@@ -339,7 +339,7 @@ def test_shapes_that_do_not_fit_are_named_with_what_to_do() -> None:
         ((DRAWS, path, ROWS[:1]), "target rows: 1 given, must be 2"),
         (
             (DRAWS, path, ROWS.astype(jnp.int32)),
-            "target rows has dtype int32: must be a float dtype",
+            "target rows have dtype int32: must be a float dtype",
         ),
         ((DRAWS, path, ROWS, 1), "bonus has dtype int32: must be bool"),
         ((DRAWS, path, ROWS[:, :0]), "target rows have no entries"),
@@ -356,5 +356,5 @@ def test_rows_of_a_dtype_without_a_tolerance_are_rejected() -> None:
     path = js.sampled_path(jnp.array([0]), jnp.array([[0.5, 0.5]]))
     rows = jnp.full((2, 2), 0.5, jnp.float8_e4m3fn)
     draws = js.round_draws(jax.random.key(0), 2).verify
-    with pytest.raises(AssertionError, match="float8_e4m3fn: must be one of"):
+    with pytest.raises(AssertionError, match="float8_e4m3fn: must be a float dtype, one of"):
         js.checked(js.verify_path)(draws, path, rows)

@@ -46,7 +46,7 @@ class Instance:
                 place = f"the {name} row for context {context}"
                 if len(row) != self.vocab:
                     raise ValueError(f"{place} has {len(row)} entries: must be {self.vocab}")
-                entries = [float(entry) for entry in row]
+                entries = [float(Fraction(x)) if isinstance(x, str) else float(x) for x in row]
                 if min(entries) < 0 or abs(sum(entries) - 1) > 0.01:
                     raise ValueError(f"{place} is {entries}: not a distribution")
 

@@ -46,7 +46,7 @@ class Instance:
                 place = f"the {name} row for context {context}"
                 if len(row) != self.vocab:
                     raise ValueError(f"{place} has {len(row)} entries: must be {self.vocab}")
-                entries = [float(Fraction(x)) if isinstance(x, str) else float(x) for x in row]
+                entries = floats(row)
                 if min(entries) < 0 or abs(sum(entries) - 1) > 0.01:
                     raise ValueError(f"{place} is {entries}: not a distribution")
 
@@ -54,6 +54,11 @@ class Instance:
     def vocab(self) -> int:
         """V."""
         return len(self.target[()])
+
+
+def floats(row: Sequence[Fraction | float | int]) -> list[float]:
+    """Return the entries of a row; fractions in text are numbers too, NaN and infinity are not."""
+    return [float(Fraction(entry)) for entry in row]
 
 
 def _row(*weights: int) -> list[Fraction]:

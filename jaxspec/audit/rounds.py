@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxspec.audit.instances import Context, Instance, RowsByContext
+from jaxspec.audit.instances import Context, Instance, RowsByContext, floats
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
 from jaxspec.proposals import PointMass, Proposal
@@ -246,7 +245,7 @@ def _table(rows: RowsByContext, vocab: int, depth: int, dtype: DTypeLike) -> jax
     contexts = itertools.chain.from_iterable(
         itertools.product(range(vocab), repeat=n) for n in range(depth + 1)
     )
-    table = [[float(Fraction(x)) for x in rows.get(context, missing)] for context in contexts]
+    table = [floats(rows.get(context, missing)) for context in contexts]
     padding = ((0, 0), (0, vocab - len(missing)))
     # Rounded once, from the exact value to the type that the rows are stored in.
     return jnp.asarray(np.pad(np.array(table, np.float64), padding).astype(np.dtype(dtype)))

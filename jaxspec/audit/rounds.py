@@ -122,10 +122,10 @@ def make_round(
             "draft could look at before it stops; leave candidates out of the instance instead"
         )
     instances = [instance, *padded_to]
-    layouts = [_layout(each) for each in instances]
+    layouts = [layout(each) for each in instances]
     depth, vocab = max(t.max_depth for t in layouts), max(each.vocab for each in instances)
     nodes, children = max(t.max_nodes for t in layouts), max(t.max_children for t in layouts)
-    tree = _layout(instance, max_nodes=nodes, max_children=children, max_depth=depth)
+    tree = layout(instance, max_nodes=nodes, max_children=children, max_depth=depth)
     world = World(
         tree=tree,
         target=_table(instance.target, vocab, depth, dtype),
@@ -207,7 +207,7 @@ def draws_of(accept: jax.Array, final: jax.Array) -> Draws:
     return Draws(accept=jnp.concatenate([zero, accept]), final=jnp.concatenate([zero, final]))
 
 
-def _layout(instance: Instance, **sizes: int) -> Tree:
+def layout(instance: Instance, **sizes: int) -> Tree:
     """Lay the tree of an instance out, level by level, padded to sizes."""
     parents, tokens = [-1], [-1]
     if instance.candidates is None:

@@ -32,6 +32,12 @@ Play = Callable[[Any, jax.Array], Any]
 UNITS = 2**24
 """Grid points of a draw: k / 2^24 for k = 0 ... 2^24 - 1."""
 
+_UNSEEN = 1e-6
+"""Probability that is accepted of not seeing draws whose outcome is not that of their box."""
+
+_CHUNK = 2**15
+"""Uniform points that are replayed at a time."""
+
 _REPORT_EVERY = 2**16
 """Evaluations between calls of `progress` within a step."""
 
@@ -47,6 +53,7 @@ class Cells:
       evaluations: evaluations of the function that the search took.
       replays: further evaluations inside the boxes.
       misses: replays whose outcome differed from that of their box; a law with misses proves nothing.
+      points: replays among them at points drawn uniformly from the cube.
     """
 
     low: np.ndarray = dataclasses.field(repr=False)
@@ -55,6 +62,16 @@ class Cells:
     evaluations: int
     replays: int
     misses: int
+    points: int = 0
+
+    @property
+    def uncertified(self) -> float:
+        """Return the volume v of draws that could have other outcomes than their boxes unseen.
+
+        A set of volume v, such as all draws with one of them in an interval of width v, is hit by none
+        of the uniform points with probability (1 - v)^points; v is where that is 1e-6.
+        """
+        return 1 - _UNSEEN ** (1 / self.points) if self.points else 1.0
 
     @property
     def mass(self) -> np.ndarray:
@@ -71,6 +88,7 @@ def search(
     *,
     batch: int = 256,
     replays: int = 4,
+    points: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Cells:
@@ -86,6 +104,8 @@ def search(
         the boxes are wrong, and the certificate shows misses.
       batch: evaluations in one call of the compiled program.
       replays: random points inside each box, in addition to its two corners, that must agree with it.
+      points: further points, uniform in the cube, that must agree with the boxes they are in; what
+        they certify is `Cells.uncertified`.
       seed: of those random points.
       progress: called as progress(what, done, total) before each axis, within a long one, before and
         after the replays.
@@ -99,6 +119,7 @@ def search(
     """
     assert_whole("num_axes", num_axes, 0)
     assert_whole("replays", replays, 0)
+    assert_whole("points", points, 0)
     for place, axis in enumerate(causal_order):
         if not 0 <= axis < num_axes or axis in causal_order[:place]:
             raise ValueError(
@@ -114,8 +135,13 @@ def search(
     rows = evaluate.rows(((low + high) // 2 / UNITS).astype(np.float32))
     found, searched = evaluate.codes(rows), evaluate.count
     generator = np.random.default_rng(seed)
-    points = [low, high - 1, *(generator.integers(low, high) for _ in range(replays))]
-    misses = sum(int(np.sum(evaluate(each) != found)) for each in points)
+    inside = [low, high - 1, *(generator.integers(low, high) for _ in range(replays))]
+    misses = sum(int(np.sum(evaluate(each) != found)) for each in inside)
+    ends = np.cumsum(np.prod((high - low) / UNITS, axis=1))
+    for start in range(0, points, _CHUNK):
+        size = min(_CHUNK, points - start)
+        box = np.searchsorted(ends[:-1], generator.random(size) * ends[-1], side="right")
+        misses += int(np.sum(evaluate(generator.integers(low[box], high[box])) != found[box]))
     evaluate.begin_step(len(low))
     return Cells(
         low=low,
@@ -124,6 +150,7 @@ def search(
         evaluations=searched,
         replays=evaluate.count - searched,
         misses=misses,
+        points=points,
     )
 
 

@@ -66,32 +66,37 @@ class _Branches:
         return bounds[choice]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Uniforms:
     """Choices by uniforms.
 
     Attributes:
       draw: gives the uniform in [0, 1) of a slot; a token is picked with `slot` inside a tile of 512
         tokens, and with `slot + " tile"` among the tiles if there are several.
+      margin: the least distance of a draw from where its choice changes, so far.
     """
 
     draw: Callable[[str], float]
+    margin: float = 1.0
 
     def flip(self, slot: str, chance: float) -> bool:
         """Return whether the draw of a slot is below `chance`."""
-        return self.draw(slot) < chance
+        u = self.draw(slot)
+        self.margin = min(self.margin, abs(u - chance))
+        return u < chance
 
     def pick(self, slot: str, row: Row) -> int:
         """Return the token that a slot's draws pick by inverse CDF."""
         first = 0
         if len(row) > TILE:
             starts = np.arange(0, len(row), TILE)
-            first = TILE * _invert(self.draw(f"{slot} tile"), np.add.reduceat(row, starts))
-        return first + _invert(self.draw(slot), row[first : first + TILE])
+            first = TILE * self._invert(f"{slot} tile", np.add.reduceat(row, starts))
+        return first + self._invert(slot, row[first : first + TILE])
 
-
-def _invert(u: float, weights: np.ndarray) -> int:
-    return int(np.searchsorted(_running(weights)[:-1], u, side="right"))
+    def _invert(self, slot: str, weights: np.ndarray) -> int:
+        u, edges = self.draw(slot), _running(weights)[:-1]
+        self.margin = min(self.margin, float(np.min(np.abs(edges - u), initial=1.0)))
+        return int(np.searchsorted(edges, u, side="right"))
 
 
 def _running(row: Row) -> np.ndarray:

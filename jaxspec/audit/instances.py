@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from jaxspec.proposals import PointMass
 from jaxspec.verify import Rule
 
@@ -24,7 +26,12 @@ class Instance:
       candidates: for point masses, the ordered candidates after each context, instead of
         `branching`.
       bonus: whether a fully accepted path is followed by one more token.
-      expected_accepted: the exact mean number of accepted tokens by rule, where it is known.
+      temperature, top_k, top_p: settings that both models are sampled with, as `jaxspec.Logits` has
+        them. If any is set, the verifier is handed logits and the settings, and its law must be that
+        of the processed rows; top_k 0 is off.
+      dtype: what the rows are stored in, "float16" for half precision. The mass of such a row is not
+        1; its law, by which tokens are drawn and by which the text is judged, is row / sum(row).
+      expected_accepted: the exact mean number of accepted tokens by rule, worked out in fractions.
     """
 
     name: str
@@ -33,6 +40,10 @@ class Instance:
     branching: tuple[int, ...] = ()
     candidates: Mapping[Context, Sequence[int]] | None = None
     bonus: bool = True
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    dtype: str = "float32"
     expected_accepted: Mapping[str, Fraction] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,6 +65,30 @@ class Instance:
     def vocab(self) -> int:
         """V."""
         return len(self.target[()])
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether the rows are handed over as logits with settings."""
+        return (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0)
+
+    def processed(self, row: Sequence[Fraction | float | int]) -> np.ndarray:
+        """Return the law of a row at the instance's settings, float64 [V].
+
+        Temperature first, then top_k, then top_p of what top_k keeps; tokens of equal probability are
+        kept or dropped together.
+        """
+        exact = np.array(floats(row))
+        if not self.is_processed:
+            return exact
+        weights = np.where(exact > 0, exact, 0) ** (1 / self.temperature)
+        falling = np.sort(weights)[::-1]
+        if 0 < self.top_k < len(row):
+            weights = np.where(weights < falling[self.top_k - 1], 0, weights)
+        total = weights.sum()
+        for level in np.unique(weights)[:-1]:
+            if weights[weights > level].sum() >= self.top_p * total:
+                weights = np.where(weights <= level, 0, weights)
+        return weights / weights.sum()
 
 
 def floats(row: Sequence[Fraction | float | int]) -> list[float]:

@@ -11,12 +11,20 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxspec.audit.boxes import Cells, search
+from jaxspec.audit.choices import exact_outcomes
 from jaxspec.audit.instances import Instance
+from jaxspec.audit.reference import PLAIN_RULES, PlainRule, plain_program
 from jaxspec.audit.rounds import DraftLength, DrawSiblings, MakeRows, make_round
+from jaxspec.audit.verdicts import field_faults, outcome_law, replay_faults
 from jaxspec.checks import Progress, assert_kind
 from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule, Verifier
 from jaxspec.verify.rules import assert_rule
+
+_TOLERANCE = 1e-6
+
+_REPLAYS = 256
+"""Random draws at which verdicts are compared with the plain rule's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +41,11 @@ class Law:
       flagged: mass of rounds whose status is not clean.
       total_mass: of all boxes.
       expected_accepted: mean number of accepted tokens.
-      known_accepted: what it must be, if that is known.
+      known_accepted: what it must be: that of the plain rule, None if there is none.
+      verdict_tv: total variation between the law of accepted nodes and emitted tokens and that of the
+        plain rule; None if there is none. A lossless rule in another's place shows here.
+      details: what the fields of the verdicts, the law of the text and that of the verdict show, in
+        words, where they are wrong.
       text: float64 [V] * (D + 1), the law of the text.
       target_text: float64 [V] * (D + 1), the target's joint law.
       cells: the partition; its outcomes are the `drafted` candidates [M, N] and the `verdict`s.
@@ -47,23 +59,49 @@ class Law:
     total_mass: float
     expected_accepted: float
     known_accepted: float | None
+    verdict_tv: float | None
+    details: tuple[str, ...]
     text: np.ndarray = dataclasses.field(repr=False)
     target_text: np.ndarray = dataclasses.field(repr=False)
     cells: Cells
 
     @property
-    def is_proved(self) -> bool:
-        """Whether the rule is lossless here: certified, within 1e-6, nothing impossible."""
+    def failures(self) -> tuple[str, ...]:
+        """Say which checks failed, where and by how much; empty if the rule is proved here."""
         known = self.expected_accepted if self.known_accepted is None else self.known_accepted
-        is_whole = abs(self.total_mass - 1) <= 1e-9 and self.cells.misses == 0
-        errors = (self.tv, self.flagged, abs(self.expected_accepted - known))
-        return is_whole and self.impossible == 0 and all(error <= 1e-6 for error in errors)
+        checks = {
+            f"the boxes have mass {self.total_mass!r}": abs(self.total_mass - 1) > 1e-9,
+            f"{self.cells.misses} of {self.cells.replays} replays are not as their box: an interval "
+            "of draws between the edges has another outcome, or draws are read in another order": (
+                self.cells.misses > 0
+            ),
+            f"total variation {self.tv:.1e} from the target's law": self.tv > _TOLERANCE,
+            f"text of target probability 0 with probability {self.impossible:.1e}": (
+                self.impossible > 0
+            ),
+            f"a status that is not 0 with probability {self.flagged:.1e}": (
+                self.flagged > _TOLERANCE
+            ),
+            f"accepts {self.expected_accepted:.6f} tokens a round, the rule {known:.6f}": (
+                abs(self.expected_accepted - known) > _TOLERANCE
+            ),
+            f"total variation {self.verdict_tv or 0:.1e} from the rule's law of verdicts": (
+                (self.verdict_tv or 0) > _TOLERANCE
+            ),
+        }
+        return (*(what for what, is_wrong in checks.items() if is_wrong), *self.details)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether no check failed."""
+        return not self.failures
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers, without arrays, as one object."""
         fields = vars(self) | vars(self.cells) | {"cells": len(self.cells.low)}
-        fields["proved"] = self.is_proved
-        return {k: v for k, v in fields.items() if isinstance(v, str | float | int | None)}
+        fields |= {"proved": self.is_proved, "uncertified": self.cells.uncertified}
+        plain = {k: v for k, v in fields.items() if isinstance(v, str | float | int | None)}
+        return plain | {"failures": list(self.failures)}
 
 
 @moves_data
@@ -76,9 +114,11 @@ def exact_law(
     num_drafted: DraftLength | None = None,
     rows: MakeRows | None = None,
     tests_deepest_first: bool | None = None,
-    dtype: DTypeLike = jnp.float32,
+    reference: PlainRule | None = None,
+    dtype: DTypeLike | None = None,
     padded_to: Iterable[Instance] = (),
     batch: int = 256,
+    points: int = 2**14,
     progress: Progress | None = None,
 ) -> Law:
     """Compute the exact law of one round, draft draws included, from the public jitted verifier.
@@ -103,11 +143,15 @@ def exact_law(
       tests_deepest_first: in which order `verify` reads its accept draws, from the deepest candidate
         back or from the root; default the rule's. The search follows it: in the wrong order it
         overlooks edges, and finds a lossless verifier biased.
-      dtype: what the rows are stored in. The mass of a row in half precision is not 1; its law, by
-        which a token is drawn and by which the text is judged, is row / sum(row).
+      reference: the plain rule that verdicts are compared with; default that of the rule's name,
+        unless `draw` or `num_drafted` replace the kind's way to draw. Without one, for a custom
+        rule, only the law of the text and the fields of the verdicts are checked.
+      dtype: what the rows are stored in, instead of the instance's.
       padded_to: instances to share a compiled program with: sizes are padded to fit all of them. An
         instance whose draft runs out of support needs a vocabulary as large as theirs.
       batch: see `search`; 4096 is up to three times as fast for millions of evaluations.
+      points: see `search`: what other outcome hides in a volume of 14 / points of all draws is not
+        seen with a probability of 1e-6.
       progress: see `search`.
 
     Returns:
@@ -139,7 +183,15 @@ def exact_law(
     if played.lazy_order is not None:
         worlds = [(replace(played.world, lazy=jnp.bool_(True)), played.lazy_order), *worlds]
     for world, order in worlds:
-        cells = search(played.play, world, len(played.axes), order, batch=batch, progress=progress)
+        cells = search(
+            played.play,
+            world,
+            len(played.axes),
+            order,
+            batch=batch,
+            points=points,
+            progress=progress,
+        )
         if not cells.misses:
             break
     verdict = cells.outcomes.verdict
@@ -155,19 +207,71 @@ def exact_law(
         if target[emitted].sum() == 0:
             impossible += mass
         text[emitted] += mass * law_of_text(table, length, emitted)
-    known = instance.expected_accepted.get(rule.name)
+    details = field_faults(played, cells)
+    tv = float(np.abs(text - target).sum() / 2)
+    if tv > _TOLERANCE:
+        details.append(_first_difference(text, target))
+    known = verdict_tv = None
+    if reference is None and draw is None and num_drafted is None:
+        reference = PLAIN_RULES.get(rule.name)
+    if reference is not None:
+        program = plain_program(
+            reference,
+            rule.proposal,
+            played.world.tree,
+            *(_laws(np.asarray(rows)) for rows in (played.world.target, played.world.draft)),
+            bonus=instance.bonus,
+        )
+        wanted, found = exact_outcomes(program), outcome_law(cells)
+        known = sum(mass * outcome.num_accepted for outcome, mass in wanted.items())
+        off = {o: found.get(o, 0.0) - wanted.get(o, 0.0) for o in {*found, *wanted}}
+        verdict_tv = sum(map(abs, off.values())) / 2
+        if verdict_tv > _TOLERANCE:
+            most = max(off, key=lambda outcome: abs(off[outcome]))
+            details.append(
+                f"accepted nodes {list(most.path[1:])} and tokens {list(most.tokens)} have "
+                f"probability {found.get(most, 0.0):.6f}, by the rule {wanted.get(most, 0.0):.6f}"
+            )
+        if verify is None:  # another verifier may read its draws in another way
+            wrong, where = replay_faults(played, program, _REPLAYS, batch=batch)
+            if wrong:
+                details.append(f"{wrong} of {_REPLAYS} rounds read other draws: {where}")
     return Law(
         rule=rule.name,
         case=instance.name,
-        tv=float(np.abs(text - target).sum() / 2),
+        tv=tv,
         impossible=float(impossible),
         flagged=float(np.sum(cells.mass * (verdict.status != 0))),
         total_mass=float(cells.mass.sum()),
         expected_accepted=float(np.sum(cells.mass * verdict.num_accepted)),
-        known_accepted=None if known is None else float(known),
+        known_accepted=known,
+        verdict_tv=verdict_tv,
+        details=tuple(details),
         text=text,
         target_text=target,
         cells=cells,
+    )
+
+
+def _laws(table: np.ndarray) -> np.ndarray:
+    """Return the laws of stored rows, row / sum(row) in float64."""
+    rows = table.astype(np.float64)
+    return rows / rows.sum(axis=-1, keepdims=True)
+
+
+def _first_difference(text: np.ndarray, target: np.ndarray) -> str:
+    """Say at which token the law of a text first differs, and for which token most."""
+    for position in range(text.ndim):
+        rest = tuple(range(position + 1, text.ndim))
+        found, wanted = text.sum(axis=rest), target.sum(axis=rest)
+        if np.abs(found - wanted).sum() / 2 > _TOLERANCE / 2 or position == text.ndim - 1:
+            break
+    most = np.unravel_index(np.argmax(np.abs(found - wanted)), found.shape)
+    before, token = [int(x) for x in most[:-1]], int(most[-1])
+    after = f" after {before}" if before else ""
+    return (
+        f"emitted token {position}{after}: token {token} has probability {found[most]:.6f}, by the "
+        f"target {wanted[most]:.6f}"
     )
 
 
@@ -184,7 +288,6 @@ def law_of_text(table: np.ndarray, length: int, prefix: tuple[int, ...] = ()) ->
     places = np.array(functools.reduce(lambda place, token: place * vocab + token + 1, prefix, 0))
     law = np.array(1.0)
     for _ in range(length - len(prefix)):
-        rows = table[places].astype(np.float64)
-        law = law[..., None] * (rows / rows.sum(axis=-1, keepdims=True))
+        law = law[..., None] * _laws(table[places])
         places = places[..., None] * vocab + np.arange(vocab) + 1
     return law

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxspec.audit.instances import Instance, floats
-from jaxspec.audit.rounds import layout
 from jaxspec.proposals import PointMass, Proposal, WithoutReplacement
+from jaxspec.trees import Tree
 
 Row = np.ndarray
 """Probabilities, float64 [V]."""
@@ -262,39 +261,46 @@ PLAIN_RULES: Mapping[str, PlainRule] = {
 """The rules of `jaxspec.RULES`, by name."""
 
 
-def plain_round(
-    rule: PlainRule, instance: Instance, kind: type[Proposal]
+def plain_program(
+    rule: PlainRule,
+    kind: type[Proposal],
+    tree: Tree,
+    target: np.ndarray,
+    draft: np.ndarray,
+    *,
+    bonus: bool,
 ) -> Callable[[Choices], PlainOutcome]:
-    """Return a round in an instance, its candidates drawn as their kind says, as a program.
+    """Return a round whose candidates are drawn as their kind says, as a program.
 
     The slots are "draft n", "accept n" and "final", n being the node's number.
+
+    Args:
+      rule: how it is verified.
+      kind: how candidates are drawn; point masses are those of the tree.
+      tree: topology.
+      target: float64 [contexts, V], rows by context: the child of context i by token x is i V + x + 1.
+      draft: float64 [contexts, V], as `target`.
+      bonus: whether an accepted leaf is followed by one more token.
     """
-    tree = layout(instance)
     children = [row[row >= 0].tolist() for row in np.asarray(tree.children)]
     parents, given = np.asarray(tree.parents).tolist(), np.asarray(tree.tokens).tolist()
     drawn_from = not_drawn_yet if kind is WithoutReplacement else from_q
-    tables = [
-        {context: np.array(floats(row)) for context, row in (rows or {}).items()}
-        for rows in (instance.target, instance.draft or instance.target)
-    ]
+    vocab = target.shape[1]
 
     def play(choices: Choices) -> PlainOutcome:
-        known: dict[int, int] = {}
+        places = {0: 0}
 
         def token(now: Now, choices: Choices) -> int:
             if kind is PointMass:
-                known[now.child] = given[now.child]
-            elif now.child not in known:
-                known[now.child] = choices.pick(f"draft {now.child}", drawn_from(now))
-            return known[now.child]
+                token = given[now.child]
+            else:
+                token = choices.pick(f"draft {now.child}", drawn_from(now))
+            places[now.child] = places[parents[now.child]] * vocab + token + 1
+            return token
 
         def rows(node: int) -> tuple[Row, Row]:
-            context: tuple[int, ...] = ()
-            while node > 0:
-                context, node = (known[node], *context), parents[node]
-            p, q = (table.get(context, table[()]) for table in tables)
-            return p, q
+            return target[places[node]], draft[places[node]]
 
-        return rule.verify(Nodes(children, token, rows, instance.bonus), choices)
+        return rule.verify(Nodes(children, token, rows, bonus), choices)
 
     return play

@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,13 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxspec.audit.instances import Context, Instance, RowsByContext, floats
+from jaxspec.audit.reference import Choices, PlainOutcome, PlainRule, plain_program
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
+from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.rows import RowsLike, RowSource
+from jaxspec.tiles import TILE
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, Tree, ancestor_mask, make_tree
 from jaxspec.verify import Rule, Verdict, Verifier
@@ -44,8 +48,12 @@ class World:
 
     Attributes:
       tree: topology; the tokens are those of point masses, else drawn in the round.
-      target: float [contexts, V], rows by context: the child of context i by token x is i V + x + 1.
+      target: float [contexts, V], laws by context: the child of context i by token x is i V + x + 1.
       draft: float [contexts, V], as `target`.
+      stored_target: float [contexts, V], what the verifier is handed for `target`: the same rows, or
+        logits if the instance has settings.
+      stored_draft: float [contexts, V], as `stored_target`.
+      settings: float32 [3], temperature, top_k and top_p.
       bonus: bool [].
       looked_at: bool [N, N], whether a verifier that stopped at a node has read a candidate.
       lazy: bool [], whether an outcome leaves out the candidates that were not read.
@@ -54,6 +62,9 @@ class World:
     tree: Tree
     target: jax.Array  # [contexts, V]
     draft: jax.Array  # [contexts, V]
+    stored_target: jax.Array  # [contexts, V]
+    stored_draft: jax.Array  # [contexts, V]
+    settings: jax.Array  # [3]
     bonus: jax.Array  # []
     looked_at: jax.Array  # [N, N]
     lazy: jax.Array  # []
@@ -66,10 +77,12 @@ class Outcome:
     Attributes:
       drafted: int32 [N], the candidates as drawn; -1 for the root, on padding, and in a lazy world
         for candidates that were not read.
+      num_nodes: int32 [], nodes that were proposed, the root included.
       verdict: of the verifier.
     """
 
     drafted: jax.Array  # [N]
+    num_nodes: jax.Array  # []
     verdict: Verdict
 
 
@@ -86,7 +99,8 @@ class Round:
     Attributes:
       play: maps (world, float32 [K]) to an `Outcome`; the same object for all instances of a rule.
       world: the instance.
-      axes: what each of the K numbers is: "draft 1", ..., "accept 1", ..., "final".
+      axes: what each of the K numbers is: "draft 1", ..., "accept 1", ..., "final"; above one tile of
+        tokens, where a pair of numbers draws, also "draft 1 tile", ..., "final tile".
       causal_order: the axes that can matter, in the order in which they first can.
       lazy_order: the same for the lazy world; None for point masses, which are not drawn, and if the
         number of candidates is decided by looking at all of them.
@@ -109,7 +123,7 @@ def make_round(
     num_drafted: DraftLength | None = None,
     rows: MakeRows | None = None,
     tests_deepest_first: bool | None = None,
-    dtype: DTypeLike = jnp.float32,
+    dtype: DTypeLike | None = None,
     padded_to: Iterable[Instance] = (),
 ) -> Round:
     """Make the round that a rule plays in an instance; the arguments are those of `exact_law`."""
@@ -126,28 +140,69 @@ def make_round(
     depth, vocab = max(t.max_depth for t in layouts), max(each.vocab for each in instances)
     nodes, children = max(t.max_nodes for t in layouts), max(t.max_children for t in layouts)
     tree = layout(instance, max_nodes=nodes, max_children=children, max_depth=depth)
+    if instance.is_processed and rows is not None:
+        raise ValueError(f"{instance.name} has settings: its rows are logits, leave out rows")
+    stored_in = np.dtype(instance.dtype if dtype is None else dtype)
+    tables = [
+        _tables(instance, table, vocab, depth, stored_in)
+        for table in (instance.target, instance.draft or instance.target)
+    ]
+    (target, stored_target), (draft, stored_draft) = tables
+    settings = (instance.temperature, instance.top_k, instance.top_p)
     world = World(
         tree=tree,
-        target=_table(instance.target, vocab, depth, dtype),
-        draft=_table(instance.draft or instance.target, vocab, depth, dtype),
+        target=target,
+        draft=draft,
+        stored_target=stored_target,
+        stored_draft=stored_draft,
+        settings=jnp.asarray(settings, jnp.float32),
         bonus=jnp.asarray(instance.bonus),
         looked_at=jnp.asarray(_looked_at(tree, deepest_first=tests_deepest_first)),
         lazy=jnp.bool_(False),
     )
-    names = range(1, nodes)
-    axes = tuple(f"draft {n}" for n in names) if is_sampled else ()
-    axes += (*(f"accept {n}" for n in names), "final")
+    numbers = [f"draft {n}" for n in range(1, nodes)] if is_sampled else []
+    tiles = [*numbers, "final"] if vocab > TILE else []
+    axes = [f"{name} tile" for name in tiles] + numbers
+    axes += [*(f"accept {n}" for n in range(1, nodes)), "final"]
     tested = causal_nodes(tree, deepest_first=tests_deepest_first)
     order = [f"draft {n}" for n in range(1, int(tree.num_nodes))] if is_sampled else []
     order += [*(f"accept {n}" for n in tested), "final"]
     lazy = [*_lazy_axes(tree, deepest_first=tests_deepest_first), "final"]
+
+    def places(names: list[str]) -> tuple[int, ...]:
+        return tuple(
+            axes.index(name)
+            for drawn in names
+            for name in ([f"{drawn} tile", drawn] if drawn in tiles else [drawn])
+        )
+
     return Round(
-        play=_make_play(rule.proposal, verify or rule.verify, draw, num_drafted, rows),
+        play=_make_play(
+            rule.proposal,
+            verify or rule.verify,
+            draw,
+            num_drafted,
+            _as_logits if instance.is_processed else rows,
+        ),
         world=world,
-        axes=axes,
-        causal_order=tuple(map(axes.index, order)),
-        lazy_order=tuple(map(axes.index, lazy)) if is_sampled and num_drafted is None else None,
+        axes=tuple(axes),
+        causal_order=places(order),
+        lazy_order=places(lazy) if is_sampled and num_drafted is None else None,
     )
+
+
+def plain_round(
+    rule: PlainRule, instance: Instance, kind: type[Proposal]
+) -> Callable[[Choices], PlainOutcome]:
+    """Return the round that a plain rule plays in an instance; see `plain_program`."""
+    tree, vocab = layout(instance), instance.vocab
+    target, draft = (
+        np.asarray(
+            _tables(instance, rows, vocab, tree.max_depth, np.dtype(np.float64), host=True)[0]
+        )
+        for rows in (instance.target, instance.draft or instance.target)
+    )
+    return plain_program(rule, kind, tree, target, draft, bonus=instance.bonus)
 
 
 @functools.lru_cache(maxsize=64)
@@ -156,7 +211,7 @@ def _make_play(
     verify: Verifier,
     draw: DrawSiblings | None,
     num_drafted: DraftLength | None,
-    rows: MakeRows | None,
+    rows: MakeRows | Callable[[jax.Array, jax.Array], RowSource] | None,
 ) -> Callable[[World, jax.Array], Outcome]:
     """Make the function of a round; one object for each rule, so that it compiles once."""
     is_sampled = kind is not PointMass
@@ -164,9 +219,17 @@ def _make_play(
     def play(world: World, u: jax.Array) -> Outcome:
         tree = world.tree
         nodes, vocab = tree.max_nodes, world.target.shape[1]
-        zero = jnp.zeros(1, jnp.float32)
-        draws = draws_of(u[-nodes:-1], u[-1:])
-        inside = jnp.concatenate([zero, u[: nodes - 1]])
+        zeros = jnp.zeros(nodes, jnp.float32)
+        tiles, final_tile = zeros, zeros[:1]
+        if vocab > TILE:
+            drawn = nodes - 1 if is_sampled else 0
+            tiles, final_tile = jnp.append(zeros[:1], u[:drawn]), u[drawn : drawn + 1]
+            u = u[drawn + 1 :]
+        draws = Draws(
+            accept=jnp.concatenate([zeros[:1], u[-nodes:-1]]),
+            final=jnp.concatenate([final_tile, u[-1:]]),
+        )
+        inside = jnp.concatenate([zeros[:1], u[: nodes - 1]])
 
         def expand(
             node: jax.Array, state: tuple[jax.Array, jax.Array]
@@ -175,7 +238,7 @@ def _make_play(
             below = tree.children[node]
             slots = jnp.where(below >= 0, below, nodes)
             if is_sampled:
-                pairs = jnp.stack([jnp.zeros(below.shape, jnp.float32), inside[below]], axis=1)
+                pairs = jnp.stack([tiles[below], inside[below]], axis=1)
                 drawn = (draw or kind.draw)(pairs, world.draft[places[node]])
                 tokens = tokens.at[slots].set(drawn, mode="drop")
             after = places[node] * vocab + tokens[below] + 1
@@ -183,22 +246,35 @@ def _make_play(
 
         start = (tree.tokens, jnp.zeros(nodes, jnp.int32))
         tokens, places = lax.fori_loop(0, nodes, expand, start)
-        draft_rows: RowsLike | None = world.draft[places] if is_sampled else None
         proposed = replace(tree, tokens=tokens)
         if num_drafted is not None:
             count = num_drafted(tokens[1:], world.draft[places][tree.parents[1:]])
             proposed = _first_candidates(proposed, count)
-        target_rows: RowsLike = world.target[places]
-        if rows is not None:
-            target_rows = rows(world.target[places])
-            draft_rows = rows(world.draft[places]) if is_sampled else None
+        given = (world.stored_target[places], world.stored_draft[places])
+        sources: list[RowsLike] = list(given)
+        if rows is _as_logits:
+            sources = [_as_logits(each, world.settings) for each in given]
+        elif rows is not None:
+            sources = [rows(each) for each in given]  # type: ignore[call-arg]
+        target_rows, draft_rows = sources[0], sources[1] if is_sampled else None
         verdict = verify(
             draws, kind(tree=proposed, draft_rows=draft_rows), target_rows, world.bonus
         )
         is_left_out = world.lazy & ~world.looked_at[verdict.stop_node]
-        return Outcome(drafted=jnp.where(is_left_out, NONE, tokens), verdict=verdict)
+        return Outcome(
+            drafted=jnp.where(is_left_out, NONE, tokens),
+            num_nodes=proposed.num_nodes,
+            verdict=verdict,
+        )
 
     return play
+
+
+def _as_logits(values: jax.Array, settings: jax.Array) -> Logits:
+    temperature, top_k, top_p = settings
+    return Logits(
+        values=values, temperature=temperature, top_k=top_k.astype(jnp.int32), top_p=top_p
+    )
 
 
 def draws_of(accept: jax.Array, final: jax.Array) -> Draws:
@@ -239,16 +315,37 @@ def _first_candidates(tree: Tree, count: jax.Array) -> Tree:
     )
 
 
-def _table(rows: RowsByContext, vocab: int, depth: int, dtype: DTypeLike) -> jax.Array:
-    """Lay rows out by context, tokens beyond the instance's vocabulary with probability 0."""
-    missing = rows[()]
+def _tables(
+    instance: Instance,
+    rows: RowsByContext,
+    vocab: int,
+    depth: int,
+    dtype: np.dtype,
+    *,
+    host: bool = False,
+) -> tuple[Any, Any]:
+    """Lay rows out by context, tokens beyond the instance's vocabulary with probability 0.
+
+    Returns:
+      (the laws, what is stored), [contexts, V]; NumPy arrays with `host`.
+    """
     contexts = itertools.chain.from_iterable(
         itertools.product(range(vocab), repeat=n) for n in range(depth + 1)
     )
-    table = [floats(rows.get(context, missing)) for context in contexts]
-    padding = ((0, 0), (0, vocab - len(missing)))
+    places = {context: place for place, context in enumerate(contexts)}
+    laws, stored = np.zeros((2, len(places), vocab))
+    for table, of in ((laws, instance.processed), (stored, floats)):
+        table[:, : instance.vocab] = of(rows[()])
+        for context, row in rows.items():
+            if context in places:
+                table[places[context], : instance.vocab] = of(row)
+    if instance.is_processed:
+        with np.errstate(divide="ignore"):
+            stored = np.log(stored)
     # Rounded once, from the exact value to the type that the rows are stored in.
-    return jnp.asarray(np.pad(np.array(table, np.float64), padding).astype(np.dtype(dtype)))
+    laws = laws.astype(dtype)
+    stored = stored.astype(dtype) if instance.is_processed else laws
+    return (laws, stored) if host else (jnp.asarray(laws), jnp.asarray(stored))
 
 
 # --- what can matter when

@@ -6,7 +6,8 @@ import pytest
 import jaxspec as js
 from jaxspec import audit
 from jaxspec.audit.choices import Uniforms, exact_outcomes
-from jaxspec.audit.reference import PLAIN_RULES, plain_round
+from jaxspec.audit.reference import PLAIN_RULES
+from jaxspec.audit.rounds import plain_round
 
 
 @pytest.mark.parametrize("name", js.RULES)

@@ -141,8 +141,8 @@ def _deepened(one: Round, instance: audit.Instance) -> World:
     def table(rows: RowsByContext) -> jax.Array:
         return jnp.array([[float(x) for x in rows.get(c, rows[()])] for c in contexts], jnp.float32)
 
-    draft = instance.draft or instance.target
-    return dataclasses.replace(one.world, target=table(instance.target), draft=table(draft))
+    target, draft = table(instance.target), table(instance.draft or instance.target)
+    return _with_rows(one.world, target, draft)
 
 
 def _seen_from(world: World, place: jax.Array) -> World:
@@ -153,7 +153,13 @@ def _seen_from(world: World, place: jax.Array) -> World:
     for _ in range(world.tree.max_depth):
         levels.append((levels[-1][:, None] * vocab + child).reshape(-1))
     below = jnp.concatenate(levels)
-    return dataclasses.replace(world, target=world.target[below], draft=world.draft[below])
+    return _with_rows(world, world.target[below], world.draft[below])
+
+
+def _with_rows(world: World, target: jax.Array, draft: jax.Array) -> World:
+    return dataclasses.replace(
+        world, target=target, draft=draft, stored_target=target, stored_draft=draft
+    )
 
 
 def _extend(place: jax.Array, verdict: js.Verdict, vocab: int) -> jax.Array:

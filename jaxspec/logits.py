@@ -217,8 +217,10 @@ def _least_of(
       head: float32 [H], the greatest logits, falling.
       head_weights: float32 [H], their weights, at least as far down as the result.
     """
-    running = jnp.cumsum(head_weights)
-    place = jnp.sum(running < wanted, dtype=jnp.int32)
+    place = jnp.sum(jnp.cumsum(head_weights) < wanted, dtype=jnp.int32)
+    looked_up = head[jnp.minimum(place, head.shape[0] - 1)]
+    if head.shape == row.shape:
+        return looked_up
     keys = _sortable(row)
 
     def bit(trip: jax.Array, key: jax.Array) -> jax.Array:
@@ -231,8 +233,7 @@ def _least_of(
         return jnp.min(jnp.where(keys >= key, row, jnp.inf))
 
     is_beyond = place == head.shape[0]
-    found = when(is_beyond, by_bits)
-    return jnp.where(is_beyond, found, head[jnp.minimum(place, head.shape[0] - 1)])
+    return jnp.where(is_beyond, when(is_beyond, by_bits), looked_up)
 
 
 def _sortable(row: jax.Array) -> jax.Array:

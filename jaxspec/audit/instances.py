@@ -1,19 +1,21 @@
 """Small instances to prove rules in: rows by context, and how much is drafted."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from jaxspec.proposals import PointMass
+from jaxspec.tiles import TILE
 from jaxspec.verify import Rule
 
 Context = tuple[int, ...]
 RowsByContext = Mapping[Context, Sequence[Fraction | float | int]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Instance:
     """Rows by context, and what is drafted.
 
@@ -72,23 +74,29 @@ class Instance:
         return (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0)
 
     def processed(self, row: Sequence[Fraction | float | int]) -> np.ndarray:
-        """Return the law of a row at the instance's settings, float64 [V].
-
-        Temperature first, then top_k, then top_p of what top_k keeps; tokens of equal probability are
-        kept or dropped together.
-        """
+        """Return the law of a row at the instance's settings, float64 [V]; see `processed`."""
         exact = np.array(floats(row))
         if not self.is_processed:
             return exact
-        weights = np.where(exact > 0, exact, 0) ** (1 / self.temperature)
-        falling = np.sort(weights)[::-1]
-        if 0 < self.top_k < len(row):
-            weights = np.where(weights < falling[self.top_k - 1], 0, weights)
-        total = weights.sum()
-        for level in np.unique(weights)[:-1]:
-            if weights[weights > level].sum() >= self.top_p * total:
-                weights = np.where(weights <= level, 0, weights)
-        return weights / weights.sum()
+        return processed(exact, self.temperature, self.top_k, self.top_p)
+
+
+def processed(row: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """Apply a temperature above 0, then top_k, then top_p of what it keeps, to probabilities [V].
+
+    Tokens of equal probability are kept or dropped together. Rows are sorted here, in float64, and
+    only here.
+    """
+    weights = row ** (1 / temperature)
+    falling = np.sort(weights)[::-1]
+    if 0 < top_k < len(row):
+        weights = np.where(weights < falling[top_k - 1], 0, weights)
+    if top_p < 1:
+        order = np.argsort(-weights, kind="stable")
+        before = np.cumsum(weights[order]) - weights[order]
+        kept = weights[order][before < top_p * weights.sum()]
+        weights = np.where(weights < kept.min(), 0, weights)
+    return weights / weights.sum()
 
 
 def floats(row: Sequence[Fraction | float | int]) -> list[float]:
@@ -121,6 +129,14 @@ TWO_LEVEL_TREE = Instance(
 
 _KILL_P: RowsByContext = {(): _row(1, 3, 7, 9)}
 _KILL_Q: RowsByContext = {(): _row(12, 3, 4, 1)}
+_WIDE_P: RowsByContext = {
+    (): _row(*(2 + token // 64 if token % 32 == 18 else 0 for token in range(600)))
+}
+_WIDE_Q: RowsByContext = {
+    (): _row(*({18: 5, 530: 2, 594: 1}.get(token, 0) for token in range(600)))
+}
+"""Two tiles of tokens, 512 and 88, with mass in both."""
+
 _CONTEXTS_P: RowsByContext = {
     (): _row(1, 3, 8),
     (0,): _row(5, 6, 1),
@@ -136,6 +152,23 @@ _CONTEXTS_Q: RowsByContext = {
     (1,): _row(6, 1, 5),
     (2,): _row(1, 9, 2),
 }
+
+
+def _by_context(vocab: int, depth: int, shift: int) -> RowsByContext:
+    """Make rows that differ from context to context, none like that of a neighbour."""
+    return {
+        context: _row(
+            *(1 + (7 * token + 5 * shift + _number(context)) % 11 for token in range(vocab))
+        )
+        for length in range(depth + 1)
+        for context in itertools.product(range(vocab), repeat=length)
+    }
+
+
+def _number(context: Context) -> int:
+    """Return a number that differs between short contexts."""
+    return sum((3 * place + 4) * (token + 1) for place, token in enumerate(context))
+
 
 _PATHS = (
     SINGLE_PATH,
@@ -154,6 +187,24 @@ _PATHS = (
         {(): _row(2, 1, 1)},
         branching=(1, 1),
     ),
+    Instance(
+        "draft zeros, rare target token",
+        {(): _row(1, 4999, 4000, 1000), (1,): _row(4000, 1, 4999, 1000)},
+        {(): _row(1, 29999, 0, 0), (1,): _row(0, 1, 14999, 15000)},
+        branching=(1, 1),
+    ),
+    Instance("three tokens deep", _by_context(3, 3, 0), _by_context(3, 3, 1), branching=(1, 1, 1)),
+    Instance("four tokens deep", _by_context(2, 4, 2), _by_context(2, 4, 0), branching=(1,) * 4),
+    Instance(
+        "temperature, top_k and top_p",
+        {(): _row(1, 6, 9, 3, 4), (2,): _row(8, 3, 3, 5, 1)},
+        {(): _row(7, 4, 8, 3, 1), (2,): _row(2, 9, 1, 4, 4)},
+        branching=(1, 1),
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+    ),
+    Instance("two tiles, half precision", _WIDE_P, _WIDE_Q, branching=(1,), dtype="float16"),
 )
 
 _TREES = (
@@ -171,6 +222,24 @@ _TREES = (
     Instance(
         "draft support exhausted", {(): _row(2, 8, 5, 5)}, {(): _row(3, 1, 0, 0)}, branching=(3,)
     ),
+    Instance("three siblings", _KILL_P, {(): _row(9, 2, 6, 3)}, branching=(3,)),
+    Instance(
+        "four siblings", {(): _row(1, 2, 6, 1, 10)}, {(): _row(8, 5, 3, 3, 1)}, branching=(4,)
+    ),
+    Instance(
+        "two by two", _by_context(3, 2, 0), _by_context(3, 2, 3), branching=(2, 2), bonus=False
+    ),
+    Instance("three deep", _by_context(3, 3, 4), _by_context(3, 3, 1), branching=(1, 2, 1)),
+    Instance(
+        "temperature, top_k and top_p",
+        {(): _row(1, 6, 9, 3, 4), (2,): _row(8, 3, 3, 5, 1)},
+        {(): _row(7, 4, 8, 3, 1), (2,): _row(2, 9, 1, 4, 4)},
+        branching=(2,),
+        temperature=2.0,
+        top_k=4,
+        top_p=0.8,
+    ),
+    Instance("two tiles, half precision", _WIDE_P, _WIDE_Q, branching=(2,), dtype="float16"),
 )
 
 _POINT_MASS_TREES = (
@@ -187,6 +256,21 @@ _POINT_MASS_TREES = (
         candidates={(): (2, 0), (2,): (1, 0), (2, 0): (2,), (0,): (1,)},
     ),
     Instance("no candidates", _KILL_P, candidates={}, bonus=False),
+    Instance("four candidates", {(): _row(2, 3, 7, 8, 4)}, candidates={(): (4, 0, 3, 1)}),
+    Instance(
+        "three deep",
+        _by_context(3, 3, 2),
+        candidates={(): (1, 2), (1,): (0, 2), (1, 0): (2, 1), (2,): (2,), (2, 2): (0,)},
+    ),
+    Instance(
+        "temperature, top_k and top_p",
+        {(): _row(1, 6, 9, 3, 4), (2,): _row(8, 3, 3, 5, 1)},
+        candidates={(): (2, 0), (2,): (4, 3)},
+        temperature=2.0,
+        top_k=4,
+        top_p=0.8,
+    ),
+    Instance("two tiles, half precision", _WIDE_P, candidates={(): (18, 530)}, dtype="float16"),
 )
 
 
@@ -195,3 +279,9 @@ def instances_for(rule: Rule) -> tuple[Instance, ...]:
     if rule.proposal is PointMass:
         return _POINT_MASS_TREES
     return _PATHS if rule.is_path else _PATHS[1:3] + _TREES
+
+
+def alike(instances: Sequence[Instance]) -> dict[Instance, list[Instance]]:
+    """Return for each instance those that it can share a compiled program with."""
+    kind = {each: (each.vocab > TILE, each.is_processed, each.dtype) for each in instances}
+    return {each: [other for other in instances if kind[other] == kind[each]] for each in instances}

@@ -1,9 +1,10 @@
 """Mutants of the verifiers that the audit alone must reject: `python tests/audit_mutations.py`.
 
 Operators, constants, dropped updates and swapped arguments of `jaxspec/verify` and `proposals.py` are
-changed one at a time, in a copy of the package, and every rule is audited there. No other test runs.
-A mutant that changes a verdict must be rejected; `EQUIVALENT` lists the survivors, each with the reason
-why no verdict changes. A run takes about an hour on two cores, so that this is not a part of the suite.
+changed one at a time, in a copy of the package, and every rule is audited there. No other test
+runs. A mutant that changes a verdict must be rejected; `EQUIVALENT` lists the survivors, each with
+the reason why no verdict changes. A run takes about an hour on two cores, so that this is not a part
+of the suite.
 """
 
 import argparse
@@ -108,7 +109,7 @@ def mutants(file: str) -> Iterator[Mutant]:
                 yield change(node, f"{text(node.func)}({', '.join(rest)})")
 
 
-def text_of(keyword: ast.keyword, source: str, span) -> str:  # noqa: ANN001
+def text_of(keyword: ast.keyword, source: str, span) -> str:
     """Return the source of a keyword argument."""
     start, stop = span(keyword.value)
     return f"{keyword.arg}={source[start:stop]}" if keyword.arg else f"**{source[start:stop]}"

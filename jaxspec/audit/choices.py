@@ -52,7 +52,8 @@ class _Branches:
 
     def pick(self, slot: str, row: Row) -> int:
         running = _running(row)
-        return int(np.searchsorted(running, self._piece(slot, running[:-1]), side="right"))
+        piece = self._piece(slot, running[:-1])
+        return int(np.searchsorted(running[:-1], piece, side="right"))
 
     def _piece(self, slot: str, edges: np.ndarray) -> float:
         """Take a piece of a slot's interval between edges, and return where it starts."""

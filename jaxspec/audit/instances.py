@@ -197,12 +197,12 @@ _PATHS = (
     Instance("four tokens deep", _by_context(2, 4, 2), _by_context(2, 4, 0), branching=(1,) * 4),
     Instance(
         "temperature, top_k and top_p",
-        {(): _row(1, 6, 9, 3, 4), (2,): _row(8, 3, 3, 5, 1)},
-        {(): _row(7, 4, 8, 3, 1), (2,): _row(2, 9, 1, 4, 4)},
+        {(): _row(2, 6, 9, 5, 4), (2,): _row(8, 3, 3, 5, 1)},
+        {(): _row(1, 9, 5, 6, 2), (2,): _row(2, 9, 1, 4, 4)},
         branching=(1, 1),
         temperature=0.5,
         top_k=4,
-        top_p=0.9,
+        top_p=0.85,
     ),
     Instance("two tiles, half precision", _WIDE_P, _WIDE_Q, branching=(1,), dtype="float16"),
 )
@@ -222,7 +222,7 @@ _TREES = (
     Instance(
         "draft support exhausted", {(): _row(2, 8, 5, 5)}, {(): _row(3, 1, 0, 0)}, branching=(3,)
     ),
-    Instance("three siblings", _KILL_P, {(): _row(9, 2, 6, 3)}, branching=(3,)),
+    Instance("three siblings", {(): _row(1, 8, 5, 6)}, {(): _row(10, 2, 2, 5)}, branching=(3,)),
     Instance(
         "four siblings", {(): _row(1, 2, 6, 1, 10)}, {(): _row(8, 5, 3, 3, 1)}, branching=(4,)
     ),
@@ -232,8 +232,8 @@ _TREES = (
     Instance("three deep", _by_context(3, 3, 4), _by_context(3, 3, 1), branching=(1, 2, 1)),
     Instance(
         "temperature, top_k and top_p",
-        {(): _row(1, 6, 9, 3, 4), (2,): _row(8, 3, 3, 5, 1)},
-        {(): _row(7, 4, 8, 3, 1), (2,): _row(2, 9, 1, 4, 4)},
+        {(): _row(2, 6, 9, 5, 4), (2,): _row(8, 3, 3, 5, 1)},
+        {(): _row(1, 9, 5, 6, 2), (2,): _row(2, 9, 1, 4, 4)},
         branching=(2,),
         temperature=2.0,
         top_k=4,
@@ -264,7 +264,7 @@ _POINT_MASS_TREES = (
     ),
     Instance(
         "temperature, top_k and top_p",
-        {(): _row(1, 6, 9, 3, 4), (2,): _row(8, 3, 3, 5, 1)},
+        {(): _row(2, 6, 9, 5, 4), (2,): _row(8, 3, 3, 5, 1)},
         candidates={(): (2, 0), (2,): (4, 3)},
         temperature=2.0,
         top_k=4,

@@ -163,6 +163,7 @@ class Block:
     passes: Callable[[jax.Array, jax.Array], jax.Array] = lambda u, h: u < h
     residual: Callable[[Prefix], jax.Array] = lambda prefix: relu(prefix.a * prefix.p - prefix.q)
     stops_at_first_failure: bool = False
+    capped_to: int = 99  # tokens up to which the weight is at most 1
 
     def __call__(
         self, draws: js.Draws, proposal: js.Proposal, target_rows: jax.Array, bonus: jax.Array
@@ -176,7 +177,7 @@ class Block:
             x = tree.tokens[i]
             rho = prefix.p[x] / jnp.where(i <= length, prefix.q[x], 1.0)
             prefix = Prefix(
-                a=jnp.minimum(prefix.a * rho, 1.0),
+                a=jnp.minimum(prefix.a * rho, 1.0 if i <= self.capped_to else jnp.inf),
                 product=prefix.product * rho,
                 rho=rho,
                 p=target_rows[i],

@@ -255,6 +255,9 @@ def test_coins_and_draws_decide_alike(seed: int) -> None:
         emitted, slots = layouts.emitted_from_linked(*found)
         assert emitted.tolist() == verdict.tokens.tolist()
         assert slots.tolist() == verdict.path[1:].tolist()
+        later = dataclasses.replace(linked, retrive_index=linked.retrive_index + 14)
+        moved = np.asarray(output(verdict, later, jnp.arange(7))[1])
+        assert moved.tolist() == np.where(found[1] >= 0, found[1] + 14, -1).tolist()
         depths.add(num)
     assert len(depths) > 1
 

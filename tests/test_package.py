@@ -20,7 +20,7 @@ LAYERS = {
     1: ["tiles", "rows", "logits", "draws"],
     2: ["trees", "proposals"],
     3: ["verify", "models"],
-    4: ["draft"],
+    4: ["draft", "layouts"],
     5: ["decode"],
     6: ["audit"],
     7: ["experiments", "bench"],

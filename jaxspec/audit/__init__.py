@@ -4,6 +4,7 @@
 source; `decoding_law` audits a drafter or a loop.
 """
 
+from jaxspec.audit.adapters import from_flat, from_linked_list, from_transformers
 from jaxspec.audit.boxes import Cells, search
 from jaxspec.audit.decoding import DecodingLaw, decoding_law
 from jaxspec.audit.grid import count_outcomes
@@ -24,6 +25,9 @@ __all__ = (
     "decoding_law",
     "exact_law",
     "fit_test",
+    "from_flat",
+    "from_linked_list",
+    "from_transformers",
     "g_test",
     "instances_for",
     "search",

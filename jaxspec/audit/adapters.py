@@ -7,6 +7,7 @@ audited sequences are placed among others of other lengths, so that offsets into
 Arrays are NumPy, or JAX for JAX keys, or torch for torch generators, as those that `verify` is given.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,8 +58,8 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
 
     >>> def greedy(*, draft_token_ids, target_probs, bonus_token_ids, **_):  # paths of one token
     ...     best = target_probs.argmax(axis=1)  # tokens of all sequences, then bonus tokens
-    ...     ids = np.where(draft_token_ids == best, bonus_token_ids[:2, 0], -1)
-    ...     return np.concatenate([best, ids, bonus_token_ids[2]])
+    ...     ids = np.where(draft_token_ids == best, bonus_token_ids[[0, 1, 3], 0], -1)
+    ...     return np.concatenate([best, ids[:2], bonus_token_ids[2], ids[2:]])
     >>> row = np.array([0.0, 1.0], np.float32)
     >>> from_flat(greedy)(np.array([1]), None, np.stack([row, row]), np.array([0.5])).tolist()
     [1, 1]
@@ -81,12 +82,10 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
         if bonus == "ids":
             sources, uniforms = map(list, zip(*map(_with_uniform, sources), strict=True))
             ids = [_pick(path[2][-1], u) for path, u in zip(paths, uniforms, strict=True)]
-            ids = [ids[0] * 0, *ids, ids[0] * 0]
+            ids = _among(ids, [ids[0] * 0] * 3)
             arguments["bonus_token_ids"] = library_of(target).stack(ids)[:, None]
-        batch = flat_from_paths(
-            [_of_one_token(paths[0]), *paths, _of_no_token(paths[0])],
-            has_bonus_rows=bonus == "rows",
-        )
+        others = _others(paths[0])
+        batch = flat_from_paths(_among(paths, others), has_bonus_rows=bonus == "rows")
         arguments |= {
             "draft_token_ids": batch.draft_token_ids,
             "num_draft_tokens": batch.num_draft_tokens,
@@ -98,9 +97,9 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
         output = sample(
             **{name: give(value) for name, value in arguments.items()},
             max_spec_len=longest,
-            randomness=_joined([sources[0], *sources, sources[0]]),
+            randomness=_joined(_among(sources, sources[:1] * 3)),
         )
-        emitted = emitted_from_flat(batch, _plain(output), longest)[1:-1]
+        emitted = emitted_from_flat(batch, _plain(output), longest)[1:-2]
         return emitted if is_batch else emitted[0]
 
     return verify
@@ -109,11 +108,14 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
 def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,)) -> Verify:
     """Make a verifier of paths of transformers' `_speculative_sampling`, or of a function like it.
 
-    `sample(candidate_input_ids [1, L + T], candidate_logits [1, T, V], candidate_length,
-    new_logits [1, T + 1, V], is_done_candidate)` returns (valid_tokens [1, n + 1], n_matches). It
-    takes no source of randomness: for a seed or a torch generator its arrays are torch's, and the
-    global generator of torch is seeded before each call and restored after it. Another source is
-    passed on as `randomness=`.
+    `sample` is called by keyword and returns (valid_tokens int [1, n + 1], n_matches n). Arguments:
+
+    - candidate_input_ids int [1, L + T], candidate_logits float [1, T, V], candidate_length T,
+      new_logits float [1, T + 1, V]: the logits are the logarithms of the rows;
+    - is_done_candidate, False, if the function has such an argument (it had until transformers 5);
+    - randomness, a JAX key, a NumPy generator or uniforms. For a seed or a torch generator there is no
+      such argument: the arrays are torch's, and the global generator of torch, which transformers
+      draws from, is seeded before the call and restored after it.
 
     Args:
       sample: the function.
@@ -121,34 +123,39 @@ def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,
 
     Returns:
       `verify(draft_tokens, draft_rows, target_rows, randomness)`, which returns int [n + 1]. It serves
-      kind "path"; logits are logarithms of the rows.
+      kind "path" in single sequences.
 
     Raises:
       ImportError: in a call with a seed or a torch generator, torch is not installed.
       ValueError: in a call, draft rows are None, or n_matches is not the number of tokens less one.
     """
+    flags = {}
+    if "is_done_candidate" in inspect.signature(sample).parameters:
+        flags["is_done_candidate"] = False
 
     def verify(draft_tokens: Any, draft_rows: Any, target_rows: Any, randomness: Any) -> Array:
-        path = tuple(map(_plain, (draft_tokens, draft_rows, target_rows)))
-        ids, draft, target = assisted_from_path(path, prompt)  # type: ignore[arg-type]
-        is_global = isinstance(randomness, int | np.integer) or _is_torch(randomness)
-        if not is_global:
-            found = sample(ids, draft, len(path[0]), target, False, randomness=randomness)
+        tokens, draft, target = map(_plain, (draft_tokens, draft_rows, target_rows))
+        names = "candidate_input_ids", "candidate_logits", "new_logits"
+        arrays = dict(zip(names, assisted_from_path((tokens, draft, target), prompt), strict=True))
+        flags["candidate_length"] = len(tokens)
+        if not _is_torch(randomness) and not isinstance(randomness, int | np.integer):
+            found = sample(**arrays, **flags, randomness=randomness)
         else:
             torch = extras.require("an audit of torch code", "torch", "parity")
             seed = randomness
-            if not isinstance(seed, int | np.integer):
+            if _is_torch(seed):
                 seed = torch.randint(2**62, (), generator=randomness)
-            given = (torch.as_tensor(ids).long(), *map(torch.as_tensor, (draft, target)))
+            arrays = {name: torch.as_tensor(value) for name, value in arrays.items()}
+            arrays[names[0]] = arrays[names[0]].long()
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(int(seed))
-                found = sample(given[0], given[1], len(path[0]), given[2], False)
-        tokens, matches = _plain(found[0])[0], int(found[1])
-        if len(tokens) != matches + 1:
+                found = sample(**arrays, **flags)
+        emitted, matches = _plain(found[0])[0], int(found[1])
+        if len(emitted) != matches + 1:
             raise ValueError(
-                f"n_matches is {matches}, with {len(tokens)} valid tokens: one is added"
+                f"n_matches is {matches}: must be one less than the {len(emitted)} tokens"
             )
-        return tokens
+        return emitted
 
     return verify
 
@@ -186,13 +193,14 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
         if not is_batch:
             arrays = [None if x is None else x[None] for x in arrays]
             sources = [randomness]
-        # The audited sequences come after a copy of the first, so that indices count from N on.
+        # The audited sequences are placed between two copies of the first, with coins of 1/2.
         library, num = library_of(arrays[2]), arrays[0].shape[1]
         tokens, parents, target, draft = (
-            None if x is None else library.concatenate([x[:1], x]) for x in arrays
+            None if x is None else library.concatenate([x[:1], x, x[:1]]) for x in arrays
         )
         coins = library.stack([_uniforms(source, num + 1) for source in sources])
-        coins = library.concatenate([coins[:1] * 0 + 0.5, coins])
+        half = library.full_like(coins[:1], 0.5)
+        coins = library.concatenate([half, coins, half])
         linked = [linked_from_tree(tokens[b], parents[b], b * num) for b in range(len(tokens))]
         names = "candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling"
         arguments = {name: library.stack([getattr(x, name) for x in linked]) for name in names}
@@ -207,7 +215,7 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
         )
         predicts, index, accepted = map(_plain, found)
         emitted, slots = [], []
-        for b in range(1, len(linked)):
+        for b in range(1, len(linked) - 1):
             out, kept = emitted_from_linked(predicts, index[b], accepted[b])
             emitted.append(out)
             slots.append(library.where(kept >= 0, kept - b * num, kept))
@@ -217,17 +225,18 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
     return verify
 
 
-def _of_one_token(path: Path) -> Path:
-    """Return a path of one token with a path's first target row."""
+def _among(audited: list[Any], others: list[Any]) -> list[Any]:
+    """Place the audited sequences among three others, one before them and two after."""
+    return [others[0], *audited, *others[1:]]
+
+
+def _others(path: Path) -> list[Path]:
+    """Return paths of one, no and one token, with the first target row of a path."""
     tokens, draft, target = path
     library, rows = library_of(target), target[:1]
     best = library.argmax(rows, axis=1).astype(tokens.dtype)
-    return best, None if draft is None else rows, library.concatenate([rows, rows])
-
-
-def _of_no_token(path: Path) -> Path:
-    tokens, draft, target = path
-    return tokens[:0], None if draft is None else draft[:0], target[:1]
+    short = best, None if draft is None else rows, library.concatenate([rows, rows])
+    return [short, (tokens[:0], None if draft is None else draft[:0], rows), short]
 
 
 def _pick(row: Array, uniform: Any) -> Array:

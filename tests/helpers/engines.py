@@ -72,11 +72,8 @@ def assisted_sampler(fault: str = "") -> Any:
         candidate_logits: np.ndarray,
         candidate_length: int,
         new_logits: np.ndarray,
-        is_done_candidate: bool,
-        *,
         randomness: np.ndarray,
     ) -> tuple[np.ndarray, int]:
-        assert not is_done_candidate
         new = candidate_input_ids[0, :candidate_length]
         if fault != "prompt":
             new = candidate_input_ids[0, candidate_input_ids.shape[1] - candidate_length :]

@@ -1,5 +1,6 @@
 """Layouts of engines: converted both ways nothing is lost, and verdicts are the same."""
 
+import contextlib
 import dataclasses
 import re
 from typing import Any
@@ -322,3 +323,49 @@ def test_a_layout_that_does_not_fit_is_rejected_by_place_and_value() -> None:
     for message, call in cases.items():
         with pytest.raises(ValueError, match=re.escape(message)):
             call()
+
+
+@pytest.mark.parametrize("mode", ["64-bit", "debug NaNs", "transfer guard", "shard_map"])
+def test_traced_layouts_run_in_the_modes_of_jax(mode: str) -> None:
+    modes = {
+        "64-bit": lambda: jax.enable_x64(True),
+        "debug NaNs": lambda: jax.debug_nans(True),
+        "transfer guard": lambda: jax.transfer_guard("disallow"),
+        "shard_map": contextlib.nullcontext,
+    }
+    batch = jax.tree.map(jnp.asarray, layouts.flat_from_paths(random_paths(2, is_sampled=True)))
+    tree = jax.tree.map(jnp.asarray, random_tree(0))
+    target = jnp.asarray(rows(np.random.default_rng(0), 7)[:, [0, 1, 2, 3, 4] * 2]) / 2
+
+    def run(draws: js.Draws, coins: jax.Array, sequences: jax.Array) -> Any:
+        def one(sequence: jax.Array, draws: js.Draws) -> js.Verdict:
+            proposal, source = layouts.path_at(batch, sequence, LONGEST)
+            return js.verify_path(draws, proposal, source, batch.has_bonus_rows)
+
+        verdicts = jax.vmap(one)(sequences, draws)
+        tree_draws = layouts.draws_from_coins(tree, coins, coins[0], target)
+        linked = layouts.linked_from_tree(tree.tokens, tree.parents)
+        verdict = js.verify_tree(tree_draws, js.PointMass(tree=tree), target, True)
+        return (
+            layouts.flat_output(batch, verdicts),
+            layouts.coins_from_draws(tree, tree_draws, target),
+            layouts.linked_output(verdict, linked, jnp.arange(7, dtype=jnp.int32)),
+        )
+
+    inputs = (
+        draws_of(1, 4, LONGEST + 1),
+        jnp.linspace(0, 0.9, 7, dtype=jnp.float32),
+        jnp.arange(4, dtype=jnp.int32),
+    )
+    wanted = jax.device_get(jax.jit(run)(*inputs))
+    if mode == "shard_map":
+        mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        nowhere = jax.sharding.PartitionSpec()
+        run = jax.shard_map(run, mesh=mesh, in_specs=nowhere, out_specs=nowhere)
+    with modes[mode]():
+        found = jax.jit(run)(*inputs)
+    for ours, theirs in zip(
+        jax.tree.leaves(jax.device_get(found)), jax.tree.leaves(wanted), strict=True
+    ):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -114,8 +114,8 @@ def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,
       new_logits float [1, T + 1, V]: the logits are the logarithms of the rows;
     - is_done_candidate, False, if the function has such an argument (it had until transformers 5);
     - randomness, a JAX key, a NumPy generator or uniforms. For a seed or a torch generator there is no
-      such argument: the arrays are torch's, and the global generator of torch, which transformers
-      draws from, is seeded before the call and restored after it.
+      such argument: the arrays are torch's, on the CPU, and the global generator of torch, which
+      transformers draws from, is seeded before the call and restored after it.
 
     Args:
       sample: the function.
@@ -129,17 +129,16 @@ def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,
       ImportError: in a call with a seed or a torch generator, torch is not installed.
       ValueError: in a call, draft rows are None, or n_matches is not the number of tokens less one.
     """
-    flags = {}
-    if "is_done_candidate" in inspect.signature(sample).parameters:
-        flags["is_done_candidate"] = False
+    had_flag = "is_done_candidate" in inspect.signature(sample).parameters
+    flags = {"is_done_candidate": False} if had_flag else {}
 
     def verify(draft_tokens: Any, draft_rows: Any, target_rows: Any, randomness: Any) -> Array:
         tokens, draft, target = map(_plain, (draft_tokens, draft_rows, target_rows))
         names = "candidate_input_ids", "candidate_logits", "new_logits"
         arrays = dict(zip(names, assisted_from_path((tokens, draft, target), prompt), strict=True))
-        flags["candidate_length"] = len(tokens)
+        size = len(tokens)
         if not _is_torch(randomness) and not isinstance(randomness, int | np.integer):
-            found = sample(**arrays, **flags, randomness=randomness)
+            found = sample(**arrays, candidate_length=size, randomness=randomness, **flags)
         else:
             torch = extras.require("an audit of torch code", "torch", "parity")
             seed = randomness
@@ -147,9 +146,15 @@ def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,
                 seed = torch.randint(2**62, (), generator=randomness)
             arrays = {name: torch.as_tensor(value) for name, value in arrays.items()}
             arrays[names[0]] = arrays[names[0]].long()
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(int(seed))
-                found = sample(**arrays, **flags)
+            shared = torch.default_generator
+            state = shared.get_state()
+            try:
+                # Of the CPU alone: torch.manual_seed takes far longer than a round.
+                shared.manual_seed(int(seed))
+                with torch.no_grad():
+                    found = sample(**arrays, candidate_length=size, **flags)
+            finally:
+                shared.set_state(state)
         emitted, matches = _plain(found[0])[0], int(found[1])
         if len(emitted) != matches + 1:
             raise ValueError(

@@ -117,7 +117,8 @@ def paths_from_flat(batch: FlatBatch) -> list[Path]:
     for name, values in held.items():
         if values is not None and len(values) < least[name]:
             raise ValueError(f"{name} has {len(values)} entries: the counts need {least[name]}")
-    tokens, draft, target = (v if v is None else np.asarray(v) for v in held.values())
+    tokens, target = (np.asarray(held[name]) for name in ("draft_token_ids", "target_rows"))
+    draft = None if batch.draft_rows is None else np.asarray(batch.draft_rows)
     paths = []
     for n, start, row in zip(counts, batch.first_tokens, batch.first_rows, strict=True):
         own = slice(start, start + n)

@@ -9,6 +9,7 @@ Arrays are NumPy, or JAX for JAX keys, or torch for torch generators, as those t
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -17,13 +18,13 @@ import numpy as np
 
 from jaxspec import extras
 from jaxspec.layouts import (
+    FlatBatch,
     assisted_from_path,
     emitted_from_flat,
     emitted_from_linked,
-    flat_from_paths,
     linked_from_tree,
 )
-from jaxspec.layouts.arrays import Array, Path, library_of
+from jaxspec.layouts.arrays import Array, library_of
 
 Verify = Callable[..., Any]
 BONUSES = ("ids", "rows", "none")
@@ -69,23 +70,32 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
 
     def verify(draft_tokens: Any, draft_rows: Any, target_rows: Any, randomness: Any) -> Array:
         give = _giver(target_rows)
-        tokens, draft, target = map(_plain, (draft_tokens, draft_rows, target_rows))
-        is_batch = tokens.ndim == 2
-        paths, sources = [(tokens, draft, target)], [randomness]
-        if is_batch:
-            sources = list(randomness)
-            paths = [
-                (tokens[b], None if draft is None else draft[b], target[b])
-                for b in range(len(sources))
-            ]
-        arguments = {}
+        arrays, sources, is_batch = _as_batch((draft_tokens, draft_rows, target_rows), randomness)
+        (tokens, draft, target), library = arrays, library_of(arrays[2])
+        num, size = tokens.shape
+        arguments: dict[str, Any] = {"max_spec_len": max(size, 1)}
         if bonus == "ids":
-            sources, uniforms = map(list, zip(*map(_with_uniform, sources), strict=True))
-            ids = [_pick(path[2][-1], u) for path, u in zip(paths, uniforms, strict=True)]
-            ids = _among(ids, [ids[0] * 0] * 3)
-            arguments["bonus_token_ids"] = library_of(target).stack(ids)[:, None]
-        others = _others(paths[0])
-        batch = flat_from_paths(_among(paths, others), has_bonus_rows=bonus == "rows")
+            sources, uniforms = _with_uniforms(sources, 1)
+            ids = _pick(target[:, -1], uniforms)
+            zero = 0 * ids[:1]
+            arguments["bonus_token_ids"] = library.concatenate([zero, ids, zero, zero])
+        kept = size + (bonus == "rows")
+
+        # Before the audited sequences comes one of one token, after them one of none, one of one.
+        def among(values: Array, one: Array, none: Array) -> Array:
+            flat = values.reshape(-1, *values.shape[2:])
+            return library.concatenate([one, flat, none, one])
+
+        first = target[0, :1]
+        best = library.argmax(first, axis=1).astype(tokens.dtype)
+        bonus_row = first[: kept - size]
+        batch = FlatBatch(
+            draft_token_ids=among(tokens, best, best[:0]),
+            num_draft_tokens=library.asarray([1, *[size] * num, 0, 1], dtype=np.int32),
+            draft_rows=None if draft is None else among(draft, first, first[:0]),
+            target_rows=among(target[:, :kept], library.concatenate([first, bonus_row]), bonus_row),
+            has_bonus_rows=bonus == "rows",
+        )
         arguments |= {
             "draft_token_ids": batch.draft_token_ids,
             "num_draft_tokens": batch.num_draft_tokens,
@@ -93,13 +103,12 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
             "draft_probs": batch.draft_rows,
             "target_probs": batch.target_rows,
         }
-        longest = max(tokens.shape[-1], 1)
-        output = sample(
-            **{name: give(value) for name, value in arguments.items()},
-            max_spec_len=longest,
-            randomness=_joined(_among(sources, sources[:1] * 3)),
-        )
-        emitted = emitted_from_flat(batch, _plain(output), longest)[1:-2]
+        if isinstance(sources, list):
+            sources = [sources[0], *sources, *sources[:1] * 2]
+        else:
+            sources = library_of(sources).concatenate([sources[:1], sources, *[sources[:1]] * 2])
+        output = sample(**{name: give(x) for name, x in arguments.items()}, randomness=sources)
+        emitted = emitted_from_flat(batch, _plain(output), arguments["max_spec_len"])[1:-2]
         return emitted if is_batch else emitted[0]
 
     return verify
@@ -174,7 +183,7 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
     - candidates, retrive_index, retrive_next_token, retrive_next_sibling int [B, N]. Candidate 0 is
       the root; retrive_index counts through the batch.
     - uniform_samples float [B, N], uniform_samples_for_final_sampling float [B]: N + 1 numbers taken
-      from each sequence's source, from explicit uniforms in this order;
+      from each sequence's source, of explicit uniforms the last ones in this order;
     - target_probs float [B, N, V]; draft_probs as target_probs, None for point masses;
     - num_speculative_tokens int, N: room for the root and the longest path.
 
@@ -192,63 +201,64 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
     def verify(
         tokens: Any, parents: Any, draft_rows: Any, target_rows: Any, randomness: Any
     ) -> tuple[Array, Array]:
-        give = _giver(target_rows)
-        arrays = [*map(_plain, (tokens, parents, target_rows, draft_rows))]
-        is_batch, sources = arrays[0].ndim == 2, randomness
-        if not is_batch:
-            arrays = [None if x is None else x[None] for x in arrays]
-            sources = [randomness]
+        give, given = _giver(target_rows), (tokens, parents, target_rows, draft_rows)
+        arrays, sources, is_batch = _as_batch(given, randomness)
+        num = arrays[0].shape[1]
+        _, coins = _with_uniforms(sources, num + 1)
+
         # The audited sequences are placed between two copies of the first, with coins of 1/2.
-        library, num = library_of(arrays[2]), arrays[0].shape[1]
-        tokens, parents, target, draft = (
-            None if x is None else library.concatenate([x[:1], x, x[:1]]) for x in arrays
-        )
-        coins = library.stack([_uniforms(source, num + 1) for source in sources])
-        half = library.full_like(coins[:1], 0.5)
-        coins = library.concatenate([half, coins, half])
-        linked = [linked_from_tree(tokens[b], parents[b], b * num) for b in range(len(tokens))]
-        names = "candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling"
-        arguments = {name: library.stack([getattr(x, name) for x in linked]) for name in names}
+        def among(values: Array, other: Array) -> Array:
+            return library_of(values).concatenate([other, values, other])
+
+        tokens, parents, target, draft = (None if x is None else among(x, x[:1]) for x in arrays)
+        coins = among(coins, library_of(coins).full_like(coins[:1], 0.5))
+        first = num * np.arange(len(tokens), dtype=np.int32)
+        linked = _each(linked_from_tree, tokens, parents, first)
+        arguments = {field.name: getattr(linked, field.name) for field in fields(linked)}
         arguments |= {
             "uniform_samples": coins[:, :-1],
             "uniform_samples_for_final_sampling": coins[:, -1],
             "target_probs": target,
             "draft_probs": draft,
+            "num_speculative_tokens": num,
         }
-        found = sample(
-            **{name: give(value) for name, value in arguments.items()}, num_speculative_tokens=num
-        )
+        found = sample(**{name: give(value) for name, value in arguments.items()})
         predicts, index, accepted = map(_plain, found)
-        emitted, slots = [], []
-        for b in range(1, len(linked) - 1):
-            out, kept = emitted_from_linked(predicts, index[b], accepted[b])
-            emitted.append(out)
-            slots.append(library.where(kept >= 0, kept - b * num, kept))
-        both = library.stack(emitted), library.stack(slots)
+
+        def emitted(index: Array, accepted: Array, first: Array) -> tuple[Array, Array]:
+            tokens, slots = emitted_from_linked(predicts, index, accepted)
+            return tokens, library_of(slots).where(slots >= 0, slots - first, slots)
+
+        both = _each(emitted, index[1:-1], accepted[1:-1], first[1:-1])
         return both if is_batch else (both[0][0], both[1][0])
 
     return verify
 
 
-def _among(audited: list[Any], others: list[Any]) -> list[Any]:
-    """Place the audited sequences among three others, one before them and two after."""
-    return [others[0], *audited, *others[1:]]
+def _as_batch(arrays: Sequence[Any], randomness: Any) -> tuple[list[Any], Any, bool]:
+    """Return (arrays with a leading axis, as many sources, whether they were a batch already)."""
+    plain = [*map(_plain, arrays)]
+    if plain[0].ndim == 2:
+        is_array = isinstance(randomness, jax.Array | np.ndarray)
+        return plain, randomness if is_array else list(randomness), True
+    is_array = isinstance(randomness, jax.Array | np.ndarray)
+    sources = randomness[None] if is_array else [randomness]
+    return [None if x is None else x[None] for x in plain], sources, False
 
 
-def _others(path: Path) -> list[Path]:
-    """Return paths of one, no and one token, with the first target row of a path."""
-    tokens, draft, target = path
-    library, rows = library_of(target), target[:1]
-    best = library.argmax(rows, axis=1).astype(tokens.dtype)
-    short = best, None if draft is None else rows, library.concatenate([rows, rows])
-    return [short, (tokens[:0], None if draft is None else draft[:0], rows), short]
+def _each(function: Callable[..., Any], *arrays: Array) -> Any:
+    """Call a function for each sequence of a batch, and stack the results."""
+    if isinstance(arrays[0], jax.Array):
+        return jax.vmap(function)(*arrays)
+    results = [function(*each) for each in zip(*arrays, strict=True)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
 
 
-def _pick(row: Array, uniform: Any) -> Array:
-    """Return the token that a uniform picks from a row by inverse CDF."""
-    library, running = library_of(row), row.cumsum()
-    place = library.searchsorted(running[:-1], uniform * running[-1], side="right")
-    return library.asarray(place, dtype=np.int32)
+def _pick(rows: Array, uniforms: Array) -> Array:
+    """Return the token that each uniform [B, 1] picks from its row [B, V] by inverse CDF, [B, 1]."""
+    running = rows.cumsum(axis=1)
+    is_before = running[:, :-1] <= uniforms * running[:, -1:]
+    return is_before.sum(axis=1, keepdims=True, dtype=np.int32)
 
 
 def _is_torch(value: Any) -> bool:
@@ -265,44 +275,29 @@ def _giver(example: Any) -> Callable[[Any], Any]:
     if not _is_torch(example):
         return lambda value: value
     torch = extras.require("an audit of torch code", "torch", "parity")
-    return lambda value: None if value is None else torch.as_tensor(value)
+    return lambda value: torch.as_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def _with_uniform(source: Any) -> tuple[Any, Any]:
-    """Take one uniform from a source: (what is left of it, the uniform)."""
-    if _is_key(source):
-        key, own = jax.random.split(source)
-        return key, jax.random.uniform(own)
-    if isinstance(source, jax.Array | np.ndarray):
-        return source[:-1], source[-1]
-    return source, _uniforms(source, 1, 1)[0]
+def _with_uniforms(sources: Any, num: int) -> tuple[Any, Array]:
+    """Take uniforms float32 [B, num] from a batch of sources: (what is left of these, uniforms)."""
+    if isinstance(sources, list):
+        return sources, np.stack([_drawn(source, num) for source in sources])
+    is_typed = jax.dtypes.issubdtype(sources.dtype, jax.dtypes.prng_key)
+    if is_typed or sources.dtype == np.uint32:
+        left, own = jnp.moveaxis(jax.vmap(jax.random.split)(sources), 1, 0)
+        return left, jax.vmap(lambda key: jax.random.uniform(key, (num,)))(own)
+    if sources.shape[1] < num:
+        raise ValueError(f"randomness has {sources.shape[1]} uniforms: {num} are taken here")
+    split = sources.shape[1] - num
+    return sources[:, :split], sources[:, split:]
 
 
-def _uniforms(source: Any, num: int, stream: int = 0) -> Array:
-    """Return uniforms float32 [num] of a source; `stream` separates those of one seed."""
-    if _is_key(source):
-        return jax.random.uniform(source, (num,))
-    if isinstance(source, jax.Array | np.ndarray):
-        if len(source) < num:
-            raise ValueError(f"randomness has {len(source)} uniforms: this sampler needs {num}")
-        return source[:num]
+def _drawn(source: Any, num: int) -> np.ndarray:
+    """Draw uniforms float32 [num] from a generator or for a seed."""
     if _is_torch(source):
         torch = extras.require("an audit of torch code", "torch", "parity")
         return torch.rand(num, generator=source).numpy()
     is_generator = isinstance(source, np.random.Generator)
-    generator = source if is_generator else np.random.default_rng((int(source), stream))
+    # Apart from what a sampler draws with the seed itself.
+    generator = source if is_generator else np.random.default_rng((int(source), 1))
     return generator.random(num, dtype=np.float32)
-
-
-def _is_key(source: Any) -> bool:
-    is_array = isinstance(source, jax.Array)
-    return is_array and (
-        jax.dtypes.issubdtype(source.dtype, jax.dtypes.prng_key) or source.dtype == jnp.uint32
-    )
-
-
-def _joined(sources: Sequence[Any]) -> Any:
-    """Return sources as one array, or as a list if they are objects or numbers."""
-    first = sources[0]
-    is_array = isinstance(first, jax.Array | np.ndarray)
-    return library_of(first).stack(sources) if is_array else list(sources)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.engine_laws import total_variation
 from helpers.engines import assisted_sampler, flat_sampler, linked_sampler
-from helpers.foreign import total_variation
 
 import jaxspec as js
 from jaxspec import audit
@@ -176,9 +176,9 @@ def test_what_does_not_fit_is_rejected_by_place_and_value() -> None:
         "n_matches is 0: must be one less than the 2 tokens": lambda: from_transformers(uneven)(
             *PATH, np.zeros(2)
         ),
-        "randomness has 2 uniforms: this sampler needs 3": lambda: from_linked_list(
-            linked_sampler()
-        )(*tree, np.zeros(2, np.float32)),
+        "randomness has 2 uniforms: 3 are taken here": lambda: from_linked_list(linked_sampler())(
+            *tree, np.zeros(2, np.float32)
+        ),
     }
     for message, call in cases.items():
         with pytest.raises(ValueError, match=re.escape(message)):

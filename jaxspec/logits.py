@@ -1,7 +1,7 @@
 """Logits as rows: temperature, top-k, top-p, one visited row at a time.
 
 What must be known of a whole row (its max logit, the sum of its exponentials, the greedy token) is
-read in one pass when the row is first visited. Only a row that is filtered is sorted as well.
+read in one pass when the row is first visited. A row that is filtered is read again for the cutoff.
 """
 
 import functools
@@ -9,11 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec.checks import assert_array, check_all, struct
-from jaxspec.loops import varying_alike, when
+from jaxspec.loops import fori_loop, varying_alike, when
 from jaxspec.rows import Normalizer, RowSource, StoredRow, assert_floats, window
 from jaxspec.tiles import LEAST, TILE, sum_rows, tokens_from
+
+_HEAD = 256
+"""Greatest logits that are sorted for a filter; what needs more of them is found bit by bit."""
 
 
 @struct
@@ -169,20 +173,22 @@ class Logits(RowSource):
 
     def _filter(self, row: jax.Array, max_logit: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return (the least logit that the filters keep, the total that they keep)."""
-        falling = -jnp.sort(-row)
-        weights = self._exponential(falling, max_logit)
+        weights = self._exponential(row, max_logit)
+        head = lax.top_k(row, min(_HEAD, row.shape[0]))[0]
+        is_kept = weights > 0
         if self.top_k is not None:
-            rank = jnp.where(self.top_k > 0, self.top_k, row.shape[0])
-            last = jnp.minimum(rank, row.shape[0]) - 1
-            weights = jnp.where(falling >= falling[last], weights, 0.0)
-        cutoff = jnp.min(jnp.where(weights > 0, falling, jnp.inf))
+            rank = jnp.where(self.top_k > 0, jnp.minimum(self.top_k, row.shape[0]), row.shape[0])
+            ones, first = (jnp.ones(x.shape, jnp.float32) for x in (row, head))
+            kth = _least_of(row, ones, rank.astype(jnp.float32), head, first)
+            is_kept &= row >= kth
         if self.top_p is not None:
-            before = jnp.cumsum(weights) - weights
-            wanted = self.top_p.astype(jnp.float32) * jnp.sum(weights)
-            is_kept = (before < wanted) & (weights > 0)
-            cutoff = jnp.min(jnp.where(is_kept, falling, jnp.inf))
-        cutoff = jnp.minimum(cutoff, max_logit)  # rounding may not drop the most probable token
-        return cutoff, jnp.sum(jnp.where(falling >= cutoff, weights, 0.0))
+            kept = jnp.where(is_kept, weights, 0.0)
+            wanted = self.top_p.astype(jnp.float32) * jnp.sum(kept)
+            least = _least_of(row, kept, wanted, head, self._exponential(head, max_logit))
+            is_kept &= row >= least
+        # Rounding may not drop the most probable token.
+        cutoff = jnp.minimum(jnp.min(jnp.where(is_kept, row, jnp.inf)), max_logit)
+        return cutoff, jnp.sum(jnp.where(is_kept, weights, 0.0))
 
     def _exponential(self, logit: jax.Array, max_logit: jax.Array) -> jax.Array:
         """Return exp((logit - max_logit) / temperature); 0 for -inf, NaN for NaN."""
@@ -193,3 +199,44 @@ class Logits(RowSource):
         scaled = jnp.where(logit == -jnp.inf, -jnp.inf, offset / temperature)
         # XLA on CPU folds exp(nan / x) of a constant NaN to any number: keep the NaN itself.
         return jnp.where(jnp.isnan(scaled), scaled, jnp.exp(scaled))
+
+
+def _least_of(
+    row: jax.Array, weights: jax.Array, wanted: jax.Array, head: jax.Array, head_weights: jax.Array
+) -> jax.Array:
+    """Return the greatest logit such that it and all above it weigh at least `wanted`.
+
+    Among the greatest logits, which are sorted, it is looked up. If their weight does not suffice, the
+    bits of the logit are found from the highest on, by one pass over the row for each: sorting a row
+    of a real vocabulary takes thirty times as long.
+
+    Args:
+      row: float32 [V].
+      weights: float32 [V], non-negative.
+      wanted: [], positive.
+      head: float32 [H], the greatest logits, falling.
+      head_weights: float32 [H], their weights, at least as far down as the result.
+    """
+    running = jnp.cumsum(head_weights)
+    place = jnp.sum(running < wanted, dtype=jnp.int32)
+    keys = _sortable(row)
+
+    def bit(trip: jax.Array, key: jax.Array) -> jax.Array:
+        higher = key | (jnp.uint32(1) << jnp.asarray(31 - trip, jnp.uint32))
+        enough = jnp.sum(jnp.where(keys >= higher, weights, 0.0)) >= wanted
+        return jnp.where(enough, higher, key)
+
+    def by_bits() -> jax.Array:
+        key = fori_loop(32, bit, varying_alike((jnp.uint32(0), keys, weights))[0])
+        return jnp.min(jnp.where(keys >= key, row, jnp.inf))
+
+    is_beyond = place == head.shape[0]
+    found = when(is_beyond, by_bits)
+    return jnp.where(is_beyond, found, head[jnp.minimum(place, head.shape[0] - 1)])
+
+
+def _sortable(row: jax.Array) -> jax.Array:
+    """Return float32 values as uint32 of the same order."""
+    bits = lax.bitcast_convert_type(row, jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)

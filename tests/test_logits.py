@@ -245,6 +245,41 @@ def test_filters_keep_top_k_then_top_p_and_normalise_what_is_left(
         assert not np.asarray(verdict.status).any()
 
 
+@jax.jit
+def dense_filtered(
+    values: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array
+) -> jax.Array:
+    rows = js.Logits(values=values, temperature=temperature, top_k=top_k, top_p=top_p)
+    return js.dense_rows(rows, values.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, 200, 0.5),  # among the logits that are sorted
+        (1.0, 256, 1.0),
+        (1.0, 257, 1.0),  # the first that is not
+        (0.7, 900, 0.999),
+        (3.0, 0, 0.8),  # far beyond them
+        (1.0, 1999, 1.0),
+    ],
+)
+def test_filters_of_a_large_row_find_their_cutoff_among_all_logits(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    generator = np.random.default_rng(8)
+    spread = generator.normal(0, 2, 2000).astype(np.float32)
+    tied = np.round(spread * 4).astype(np.float32) / 4  # of both signs, some forty at each value
+    holed = np.where(np.arange(2000) % 3 == 0, -np.inf, spread).astype(np.float32)
+    arguments = (jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
+    dense = np.asarray(dense_filtered(jnp.asarray(np.stack([spread, tied, holed])), *arguments))
+    for row, logits in zip(dense, (spread, tied, holed), strict=True):
+        wanted = filtered(logits, temperature, top_k, top_p)
+        # Rounding of a sum of 2000 may move the last token that top_p keeps, no more.
+        assert np.sum((row > 0) != (wanted > 0)) <= 1
+        np.testing.assert_allclose(row, wanted, rtol=1e-4, atol=2e-5)
+
+
 def test_filters_leave_greedy_decoding_and_bad_values_as_they_are() -> None:
     cold = (jnp.float32(0), jnp.int32(2), jnp.float32(0.3))
     assert (np.asarray(drawn(jnp.asarray(FINAL), jnp.asarray(TIED), *cold).tokens)[:, 0] == 0).all()

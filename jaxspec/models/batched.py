@@ -60,12 +60,10 @@ class BatchedNetwork:
 
     def empty_cache(self) -> Cache:
         """Make an empty cache for each sequence."""
-
-        def one(_: Any, number: jax.Array) -> tuple[jax.Array, Cache]:
-            # Fields may share a buffer, but each is donated once.
-            return number, jax.tree.map(jnp.copy, self.model.init_cache(self.slots))
-
-        return _each(one, (), jnp.arange(self.batch, dtype=jnp.int32))[1]
+        cache = self.model.init_cache(self.slots)
+        if self.batch > 1:
+            return jax.tree.map(lambda x: jnp.repeat(x[None], self.batch, axis=0), cache)
+        return jax.tree.map(jnp.copy, cache)  # fields may share a buffer, but each is donated once
 
     def forward(self, params: Any, cache: Cache, block: Block) -> tuple[jax.Array, Cache]:
         """Run a block of each sequence, every field with a leading B; logits are [B, L, V]."""

@@ -23,7 +23,7 @@ LAYERS = {
     4: ["draft", "layouts"],
     5: ["decode"],
     6: ["audit"],
-    7: ["experiments", "bench"],
+    7: ["experiments", "bench", "testing"],
     8: ["cli", "__main__"],
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

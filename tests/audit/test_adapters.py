@@ -7,38 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.engine_laws import total_variation
 from helpers.engines import assisted_sampler, flat_sampler, linked_sampler
 
-import jaxspec as js
 from jaxspec import audit
-from jaxspec.audit import from_flat, from_linked_list, from_transformers
-
-RIGHT, WRONG = 1e-6, 0.015
+from jaxspec.audit import check_lossless, from_flat, from_linked_list, from_transformers
 
 
-def instance_of(rule: str, name: str) -> audit.Instance:
-    return next(case for case in audit.instances_for(js.RULES[rule]) if case.name == name)
-
-
-PATHS = [instance_of("token", name) for name in ("contexts of three tokens", "kill row")]
-POINT_MASSES = audit.Instance(
-    "path of point masses",
-    PATHS[0].target,
-    candidates={(): (2,), (2,): (0,)},
-)
-TREE = instance_of("point_mass", "contexts of three tokens, uneven tree")
-SIBLINGS = instance_of("without_replacement", "kill row, two siblings")
-
-
-def worst(verify: Any, kind: str, instances: list[audit.Instance], uniforms: int) -> float:
-    return max(total_variation(verify, instance, kind, uniforms) for instance in instances)
-
-
-def of_flat(kind: str, fault: str, bonus: str, *, is_flat_output: bool = False) -> float:
-    verify = from_flat(flat_sampler(fault, is_flat_output=is_flat_output), bonus=bonus)
-    instances = [POINT_MASSES] if kind == "point_mass_path" else PATHS
-    return worst(verify, kind, instances, uniforms=3 + (bonus == "ids"))
+def report_of(verify: Any, kind: str, uniforms: int) -> audit.LosslessReport:
+    report = check_lossless(verify, kind=kind, randomness="uniforms", num_uniforms=uniforms)
+    assert all(result.is_exact for result in report.results)
+    return report
 
 
 @pytest.mark.parametrize(
@@ -50,8 +28,18 @@ def of_flat(kind: str, fault: str, bonus: str, *, is_flat_output: bool = False) 
         ("point_mass_path", "rows", False),
     ],
 )
-def test_a_right_flat_sampler_is_lossless(kind: str, bonus: str, is_flat_output: bool) -> None:
-    assert of_flat(kind, "", bonus, is_flat_output=is_flat_output) < RIGHT
+def test_a_right_flat_sampler_passes(kind: str, bonus: str, is_flat_output: bool) -> None:
+    verify = from_flat(flat_sampler(is_flat_output=is_flat_output), bonus=bonus)
+    report = report_of(verify, kind, uniforms=5)
+    assert report.passes
+    assert report.matches == ("token" if kind == "path" else "point_mass",)
+
+
+def test_a_right_flat_sampler_without_bonus_tokens_passes() -> None:
+    verify = from_flat(flat_sampler(), bonus="none")
+    options = {"kind": "path", "randomness": "uniforms", "num_uniforms": 4}
+    assert check_lossless(verify, bonus=False, **options).passes
+    assert not check_lossless(verify, bonus=True, **options).passes
 
 
 @pytest.mark.parametrize(
@@ -66,32 +54,34 @@ def test_a_right_flat_sampler_is_lossless(kind: str, bonus: str, is_flat_output:
         ("none", "point_mass_path", "ids", False),
     ],
 )
-def test_a_wrong_flat_sampler_is_biased(
+def test_a_wrong_flat_sampler_is_rejected(
     fault: str, kind: str, bonus: str, is_flat_output: bool
 ) -> None:
-    assert of_flat(kind, fault, bonus, is_flat_output=is_flat_output) > WRONG
+    verify = from_flat(flat_sampler(fault, is_flat_output=is_flat_output), bonus=bonus)
+    assert not report_of(verify, kind, uniforms=5).passes
 
 
-def test_an_assisted_sampler_is_lossless_or_biased() -> None:
-    assert worst(from_transformers(assisted_sampler()), "path", PATHS, 3) < RIGHT
-    for fault in ("prompt", "residual"):
-        assert worst(from_transformers(assisted_sampler(fault)), "path", PATHS, 3) > WRONG, fault
+def test_an_assisted_sampler_passes_or_is_rejected() -> None:
+    assert report_of(from_transformers(assisted_sampler()), "path", 4).passes
+    assert not report_of(from_transformers(assisted_sampler("prompt")), "path", 4).passes
+    report = report_of(from_transformers(assisted_sampler("residual")), "path", 4)
+    assert not report.passes
+    assert "residual" in report.suspects[0]
 
 
-def test_a_linked_list_sampler_is_lossless_or_biased() -> None:
-    assert worst(from_linked_list(linked_sampler()), "point_mass", [TREE], 8) < RIGHT
-    for fault in ("coin", "final", "index"):
-        found = worst(from_linked_list(linked_sampler(fault)), "point_mass", [TREE], 8)
-        assert found > WRONG, fault
+@pytest.mark.parametrize("fault", ["", "coin", "final", "index"])
+def test_a_linked_list_sampler_passes_or_is_rejected(fault: str) -> None:
+    report = report_of(from_linked_list(linked_sampler(fault)), "point_mass", 6)
+    assert report.passes == (not fault)
 
 
-def test_siblings_of_a_linked_list_are_tested_in_the_order_they_were_drawn_in() -> None:
-    def found(fault: str) -> float:
-        verify = from_linked_list(linked_sampler(fault))
-        return worst(verify, "without_replacement", [SIBLINGS], 4)
-
-    assert found("") < RIGHT
-    assert found("siblings") > WRONG
+@pytest.mark.parametrize("fault", ["", "siblings"])
+def test_siblings_of_a_linked_list_are_tested_in_the_order_they_were_drawn_in(fault: str) -> None:
+    verify = from_linked_list(linked_sampler(fault))
+    report = report_of(verify, "without_replacement", 6)
+    assert report.passes == (not fault)
+    if fault:
+        assert "sibling order" in report.suspects[0]
 
 
 def test_accepted_nodes_are_those_of_the_audited_sequence() -> None:

@@ -134,6 +134,21 @@ def test_with_an_ensemble_weight_it_is_biased_by_design(monkeypatch: pytest.Monk
     assert total_variation(sample, RAW, monkeypatch) == pytest.approx(0.30729, abs=5e-6)
 
 
+@pytest.mark.networks
+def test_sampled_with_seeds_it_is_lossless_and_its_fault_is_named() -> None:
+    def raw(
+        candidate_input_ids: Any, candidate_logits: Any, candidate_length: int, new_logits: Any
+    ) -> Any:
+        return called(candidate_input_ids, 0.5 * candidate_logits, candidate_length, new_logits)
+
+    options = {"kind": "path", "randomness": "seed", "budget": 60_000}
+    right = audit.from_transformers(utils._speculative_sampling)
+    assert audit.check_lossless(right, rule="token", **options).passes
+    report = audit.check_lossless(audit.from_transformers(raw), **options)
+    assert not report.passes
+    assert "another temperature" in report.suspects[0]
+
+
 def test_a_seed_decides_and_the_global_generator_is_left_as_it_was() -> None:
     verify = audit.from_transformers(utils._speculative_sampling)
     path = np.array([0, 1], np.int32), rows(RAW, [0], 2), rows(TARGET, [0, 1], 3)

@@ -18,5 +18,5 @@ def test_every_extra_that_a_message_names_exists_and_is_installed_from_the_clone
         named |= set(re.findall(calls, text))
         assert "jaxspec-decoding[" not in text, f"{path} names a distribution that no index has"
     used = {extra for pair in named for extra in pair if extra}
-    assert used == {"models", "plot", "train", "tunix"} <= set(known)
+    assert used == {"models", "parity", "plot", "train", "tunix"} <= set(known)
     assert extras.install("models").startswith("pip install -e '.[models]' ")

@@ -20,10 +20,10 @@ LAYERS = {
     1: ["tiles", "rows", "logits", "draws"],
     2: ["trees", "proposals"],
     3: ["verify", "models"],
-    4: ["draft"],
+    4: ["draft", "layouts"],
     5: ["decode"],
     6: ["audit"],
-    7: ["experiments", "bench"],
+    7: ["experiments", "bench", "testing"],
     8: ["cli", "__main__"],
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

@@ -126,7 +126,7 @@ def test_every_public_name_is_on_one_page_of_the_reference():
         module, name = entry.rsplit(".", 1)
         shown[id(getattr(importlib.import_module(module), name))] += 1
     assert set(shown.values()) == {1}
-    for package in ("", ".models", ".draft", ".decode", ".audit", ".experiments"):
+    for package in ("", ".layouts", ".models", ".draft", ".decode", ".audit", ".experiments"):
         module = importlib.import_module(f"jaxspec{package}")
         for name in module.__all__:
             assert name == "__version__" or id(getattr(module, name)) in shown, name

@@ -130,7 +130,7 @@ def search(
     low, high = np.zeros((1, num_axes), np.int64), np.full((1, num_axes), UNITS, np.int64)
     for axis in causal_order:
         evaluate.begin_step(len(low))
-        low, high = _cut(evaluate, low, high, axis)
+        low, high = cut(evaluate, low, high, axis)
     evaluate.begin_step(len(low))
     rows = evaluate.rows(((low + high) // 2 / UNITS).astype(np.float32))
     found, searched = evaluate.codes(rows), evaluate.count
@@ -230,10 +230,13 @@ class _Evaluator:
         return jax.tree.unflatten(self._treedef, leaves)
 
 
-def _cut(
-    evaluate: _Evaluator, low: np.ndarray, high: np.ndarray, axis: int
+def cut(
+    evaluate: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray, axis: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cut every box along one axis wherever the outcome changes."""
+    """Cut every box along one axis wherever the outcome changes.
+
+    `evaluate` maps points of the grid, int64 [P, K], to a code of each one's outcome, int64 [P].
+    """
     middle = (low + high) // 2
 
     def at(boxes: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -244,7 +247,8 @@ def _cut(
     every = np.arange(len(low))
     # Brackets (box, left, right) with the codes at both ends; a few probes first, since ends that
     # agree could hide a piece between them.
-    probes = [np.full_like(every, probe) for probe in np.linspace(0, UNITS - 1, 5).astype(int)]
+    span = high[:, axis] - 1 - low[:, axis]
+    probes = [low[:, axis] + span * quarter // 4 for quarter in range(5)]
     ends = [(probe, at(every, probe)) for probe in probes]
     brackets = np.concatenate(
         [
@@ -270,5 +274,5 @@ def _cut(
     is_last = np.append(box[1:] != box[:-1], True)
     new_low, new_high = low[box], high[box]
     new_low[:, axis] = start
-    new_high[:, axis] = np.where(is_last, UNITS, np.append(start[1:], 0))
+    new_high[:, axis] = np.where(is_last, new_high[:, axis], np.append(start[1:], 0))
     return new_low, new_high

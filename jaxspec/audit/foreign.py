@@ -1,0 +1,340 @@
+"""Calls of a foreign verifier: its arrays, its source of randomness, and what it returns.
+
+A verifier that JAX can trace is compiled for all candidates of a setting; any other is called from the
+host, one sequence or one batch at a time.
+"""
+
+import dataclasses
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.audit.settings import Setting, is_path
+from jaxspec.extras import require
+
+RANDOMNESS = ("uniforms", "jax_key", "numpy", "torch", "seed")
+"""What a foreign verifier draws from: explicit uniforms, a key, a generator, or an integer."""
+
+Sources = Any
+"""Sources of randomness, one for each call: a list, or an array with a leading axis."""
+
+NONE = -1
+
+_TRACED_BATCH = 256
+_HOST_BATCH = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Emissions:
+    """What a verifier returned for L calls.
+
+    Attributes:
+      tokens: int64 [L, W], from the first -1 of a call on padding.
+      slots: int64 [L, W], accepted nodes, padded with -1; None where it returns no slots.
+    """
+
+    tokens: np.ndarray
+    slots: np.ndarray | None
+
+
+@dataclasses.dataclass
+class Foreign:
+    """A foreign verifier, called in settings.
+
+    Attributes:
+      verify: the function.
+      randomness: one of `RANDOMNESS`.
+      batched: whether it takes a batch.
+      num_uniforms: K, for explicit uniforms; None for the number of nodes of a setting.
+      seed: of the draws that it is given.
+      calls: sequences verified so far.
+      modified: names of arguments that it has modified in place.
+    """
+
+    verify: Callable[..., Any]
+    randomness: str
+    batched: bool = False
+    num_uniforms: int | None = None
+    seed: int = 0
+    calls: int = 0
+    modified: set[str] = dataclasses.field(default_factory=set)
+    _traced: dict[Setting, Callable[..., Any] | None] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Import torch if it is needed; seed the draws."""
+        self._torch = None
+        if self.randomness == "torch":
+            self._torch = require("randomness='torch'", "torch", "parity")
+        self._sources = np.random.SeedSequence(self.seed)
+        self._running: list[Any] = []
+
+    def num_axes(self, setting: Setting) -> int:
+        """Return K, the uniforms of one call."""
+        return len(setting.parents) if self.num_uniforms is None else self.num_uniforms
+
+    def sources(self, setting: Setting, seeds: np.ndarray) -> Sources:
+        """Return one fresh source of randomness for each seed, int64 [L]."""
+        if self.randomness == "uniforms":
+            size = self.num_axes(setting)
+            draws = [np.random.default_rng(seed).integers(0, 2**24, size) for seed in seeds]
+            return (np.array(draws).reshape(len(seeds), size) / 2**24).astype(np.float32)
+        if self.randomness == "jax_key":
+            return jax.vmap(jax.random.key)(jnp.asarray(seeds.astype(np.uint32)))
+        if self.randomness == "numpy":
+            return [np.random.default_rng(seed) for seed in seeds]
+        if self._torch is not None:
+            return [self._torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        return [int(seed) for seed in seeds]
+
+    def sample(self, setting: Setting, drawings: np.ndarray) -> Emissions:
+        """Verify the candidates of each drawing, int64 [L], with new independent randomness."""
+        (child,) = self._sources.spawn(1)
+        generator = np.random.default_rng(child)
+        if self.randomness in ("numpy", "torch"):
+            # Generators run on from call to call: to make one costs more than to verify.
+            most = _HOST_BATCH if self.batched else 1
+            while len(self._running) < most:
+                seeds = generator.integers(0, 2**31, most)
+                self._running = list(self.sources(setting, seeds))
+            return self.emit(setting, drawings, self._running)
+        if self.randomness == "uniforms":
+            draws = generator.integers(0, 2**24, (len(drawings), self.num_axes(setting)))
+            return self.emit(setting, drawings, (draws / 2**24).astype(np.float32))
+        if self.randomness == "jax_key":
+            key = jax.random.key(int(generator.integers(0, 2**31)))
+            return self.emit(setting, drawings, jax.random.split(key, len(drawings)))
+        return self.emit(setting, drawings, generator.integers(0, 2**31, len(drawings)).tolist())
+
+    def emit(self, setting: Setting, drawings: np.ndarray, sources: Sources) -> Emissions:
+        """Verify the candidates of each drawing with its source, which are used again if too few."""
+        self.calls += len(drawings)
+        program = self.program(setting)
+        if program is not None:
+            return self._emit_traced(program, drawings, sources)
+        if self.batched:
+            return self.emit_batches(setting, drawings, sources, _HOST_BATCH)
+        return self._emit_singly(setting, drawings, sources)
+
+    def program(self, setting: Setting) -> Callable[..., Any] | None:
+        """Return the compiled verifier of a setting, None if JAX cannot trace it."""
+        if self.randomness not in ("uniforms", "jax_key"):
+            return None
+        if setting not in self._traced:
+            self._traced[setting] = self._trace(setting)
+        return self._traced[setting]
+
+    # --- host calls
+
+    def _arrays(self, setting: Setting, drawings: Any) -> list[Any]:
+        """Return the arguments for drawings, an index [L] or a number; None for no draft rows."""
+        draft = setting.draft
+        if is_path(setting.kind):
+            found: list[Any] = [setting.tokens[drawings][..., 1:]]
+            found.append(None if draft is None else draft[drawings][..., :-1, :])
+        else:
+            tokens = setting.tokens[drawings]
+            parents = np.broadcast_to(setting.parents, tokens.shape).copy()
+            found = [tokens, parents, None if draft is None else draft[drawings]]
+        found.append(setting.target[drawings])
+        arrays = [None if each is None else np.array(each) for each in found]
+        if self._torch is not None:
+            return [None if each is None else self._torch.from_numpy(each) for each in arrays]
+        if self.randomness == "jax_key":
+            return [None if each is None else jnp.asarray(each) for each in arrays]
+        return arrays
+
+    def _names(self, setting: Setting) -> list[str]:
+        first = ["draft_tokens"] if is_path(setting.kind) else ["tokens", "parents"]
+        return [*first, "draft_rows", "target_rows"]
+
+    def _emit_singly(self, setting: Setting, drawings: np.ndarray, sources: Sources) -> Emissions:
+        results: list[Any] = [None] * len(drawings)
+        order = np.argsort(drawings, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(drawings[order])) + 1)
+        for group in groups:
+            drawing = int(drawings[group[0]]) if len(group) else 0
+            args = self._arrays(setting, drawing)
+            for place in group.tolist():
+                if self.modified:
+                    args = self._arrays(setting, drawing)
+                results[place] = self._call(setting, args, sources[place % len(sources)])
+            changed = self._changed(setting, args, drawing)
+            if changed and not self.modified:
+                self.modified |= changed
+                return self._emit_singly(setting, drawings, sources)
+            self.modified |= changed
+        parsed = [_parse(result, setting) for result in results]
+        return _pad(parsed)
+
+    def emit_batches(
+        self, setting: Setting, drawings: np.ndarray, sources: Sources, size: int
+    ) -> Emissions:
+        """Verify from the host in batches of a size, the last of which may be smaller."""
+        parsed = []
+        for start in range(0, len(drawings), size):
+            part = drawings[start : start + size]
+            args = self._arrays(setting, part)
+            own = (
+                sources[start : start + len(part)] if len(sources) > size else sources[: len(part)]
+            )
+            result = self._call(setting, args, own)
+            self.modified |= self._changed(setting, args, part)
+            parsed += _parse_batch(result, setting, len(part))
+        return _pad(parsed)
+
+    def _changed(self, setting: Setting, args: list[Any], drawings: Any) -> set[str]:
+        fresh = self._arrays(setting, drawings)
+        return {
+            name
+            for name, old, new in zip(self._names(setting), fresh, args, strict=True)
+            if old is not None and not np.array_equal(np.asarray(old), np.asarray(new))
+        }
+
+    def _call(self, setting: Setting, args: list[Any], source: Any) -> Any:
+        try:
+            return self.verify(*args, source)
+        except Exception as error:
+            given = ", ".join(
+                f"{name} {None if each is None else np.asarray(each).tolist()}"
+                for name, each in zip(self._names(setting), args, strict=True)
+                if setting.vocab <= 8 or name not in ("draft_rows", "target_rows")
+            )
+            raise ValueError(
+                f"the verifier raised {type(error).__name__}: {error}; in instance "
+                f"{setting.name!r}, called with {given} and {self.randomness} {source!r}"
+            ) from error
+
+    # --- traced calls
+
+    def _trace(self, setting: Setting) -> Callable[..., Any] | None:
+        """Compile the verifier for a setting; None if that fails or its results differ."""
+        arrays = [None if each is None else jnp.asarray(each) for each in self._all(setting)]
+
+        def one(drawing: jax.Array, source: Any) -> Any:
+            args = [None if each is None else each[drawing] for each in arrays]
+            result = self.verify(*args, source)
+            emitted, slots = _split(result, setting)
+            return jnp.asarray(emitted), None if slots is None else jnp.asarray(slots)
+
+        program = jax.jit(one if self.batched else jax.vmap(one))
+        drawings = np.arange(4) % len(setting.tokens)
+        sources = self.sources(setting, np.arange(4))
+        try:
+            found = self._emit_traced(program, drawings, sources)
+        except Exception:
+            return None
+        if self.batched:
+            host = self.emit_batches(setting, drawings, sources, 4)
+        else:
+            host = self._emit_singly(setting, drawings, sources)
+        is_same = _cut_padding(found.tokens) == _cut_padding(host.tokens)
+        return program if is_same else None
+
+    def _all(self, setting: Setting) -> list[Any]:
+        arrays = self._arrays(setting, np.arange(len(setting.tokens)))
+        return [None if each is None else np.asarray(each) for each in arrays]
+
+    def _emit_traced(
+        self, program: Callable[..., Any], drawings: np.ndarray, sources: Sources
+    ) -> Emissions:
+        tokens, slots = [], []
+        for start in range(0, len(drawings), _TRACED_BATCH):
+            part = np.arange(start, start + _TRACED_BATCH).clip(max=len(drawings) - 1)
+            emitted, path = program(jnp.asarray(drawings[part]), jnp.asarray(sources)[part])
+            kept = min(_TRACED_BATCH, len(drawings) - start)
+            tokens.append(np.asarray(emitted)[:kept])
+            slots.append(None if path is None else np.asarray(path)[:kept])
+        found = np.concatenate(tokens) if tokens else np.zeros((0, 1))
+        if found.ndim != 2 or found.dtype.kind not in "iu":
+            raise ValueError(f"traced results of shape {found.shape} and dtype {found.dtype}")
+        paths = [each for each in slots if each is not None]
+        return Emissions(found.astype(np.int64), np.concatenate(paths) if paths else None)
+
+
+def _split(result: Any, setting: Setting) -> tuple[Any, Any]:
+    """Take (emitted, slots) apart; a path's verifier returns no slots."""
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if is_path(setting.kind) or not is_pair or all(np.ndim(each) == 0 for each in result):
+        return result, None
+    return result[0], result[1]
+
+
+def _integers(what: str, value: Any, setting: Setting) -> np.ndarray:
+    """Return what was returned for one sequence as int64 [L]."""
+    try:
+        found = np.asarray(value)
+    except Exception as error:
+        raise ValueError(_wrong(what, value, setting)) from error
+    if found.size == 0 and found.ndim == 1:
+        return np.zeros(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError(_wrong(what, value, setting))
+    return found
+
+
+def _wrong(what: str, value: Any, setting: Setting) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    kind = type(value).__name__
+    found = f"{kind} of shape {tuple(shape)} and dtype {dtype}" if shape is not None else kind
+    return (
+        f"the verifier returned for {what} a {found}, {reprlib.repr(value)}, in instance "
+        f"{setting.name!r}: must be a 1-D sequence of integers (with batched=True one for each "
+        "sequence, or an array [B, W] padded with -1)"
+    )
+
+
+_Parsed = tuple[np.ndarray, np.ndarray | None]
+
+
+def _parse(result: Any, setting: Setting) -> _Parsed:
+    emitted, slots = _split(result, setting)
+    tokens = _integers("the emitted tokens", emitted, setting)
+    return tokens, None if slots is None else _integers("the slots", slots, setting)
+
+
+def _parse_batch(result: Any, setting: Setting, size: int) -> list[_Parsed]:
+    """Take the results of a batch apart: [B, W] or B sequences, and for trees maybe the slots."""
+    emitted, slots = result, None
+    if not is_path(setting.kind) and isinstance(result, tuple) and len(result) == 2:
+        emitted, slots = result
+    for what, value in (("the batch's emitted tokens", emitted), ("the batch's slots", slots)):
+        if value is not None and (not hasattr(value, "__len__") or len(value) != size):
+            raise ValueError(_wrong(what, value, setting) + f"; the batch had {size} sequences")
+    return [
+        (
+            _integers("the emitted tokens", emitted[place], setting),
+            None if slots is None else _integers("the slots", slots[place], setting),
+        )
+        for place in range(size)
+    ]
+
+
+def _pad(parsed: list[_Parsed]) -> Emissions:
+    def padded(rows: list[np.ndarray]) -> np.ndarray:
+        found = np.full((len(rows), max((len(row) for row in rows), default=0) + 1), NONE, np.int64)
+        for place, row in enumerate(rows):
+            found[place, : len(row)] = row
+        return found
+
+    slots = [row for _, row in parsed if row is not None]
+    if 0 < len(slots) < len(parsed):
+        raise ValueError(
+            f"the verifier returned slots in {len(slots)} of {len(parsed)} calls: must be (emitted, "
+            "slots) in all of them, or emitted tokens alone"
+        )
+    return Emissions(padded([row for row, _ in parsed]), padded(slots) if slots else None)
+
+
+def _cut_padding(rows: np.ndarray) -> list[list[int]]:
+    """Return each row up to its first -1."""
+    return [text_of(row) for row in rows.tolist()]
+
+
+def text_of(row: Sequence[int]) -> list[int]:
+    """Return emitted tokens up to the first -1."""
+    row = list(row)
+    return row[: row.index(NONE)] if NONE in row else row

@@ -28,8 +28,8 @@ def assert_lossless(verify: Callable[..., Any], **how: Any) -> None:
     >>> try:
     ...     assert_lossless(emits_nothing, kind="path", randomness="numpy", budget=700)
     ... except AssertionError as error:
-    ...     print(str(error).splitlines()[0])
-    LAW RIGHT, OUTPUT INVALID: verifier of kind 'path', drawing from 'numpy', 724 calls, seed 0
+    ...     print(str(error)[:51])
+    LAW RIGHT, OUTPUT INVALID: verifier of kind 'path'
     """
     report = check_lossless(verify, **how)
     if not report.passes:

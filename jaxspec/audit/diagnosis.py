@@ -1,5 +1,6 @@
 """Which named faults fit what a verifier was seen to do."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,20 +15,36 @@ Score = Callable[[int, Joint], float | None]
 _CLOSE = 7.0
 """Faults whose log likelihood is this much below that of the best are not named."""
 
+_EM_STEPS = 40
+
+_MOST = 2
+"""Settings by which the share of a mixture is estimated."""
+
 
 def fitting_faults(
-    kind: str, settings: Sequence[Setting], score: Score, most: int = 3
+    kind: str,
+    settings: Sequence[Setting],
+    frequencies: Sequence[Joint],
+    score: Score,
+    most: int = 3,
 ) -> tuple[str, ...]:
     """Return the words of the faults whose law fits in every setting, the most likely first.
+
+    A fault may also occur in a share of the calls only, the others being right.
 
     Args:
       kind: of verifier.
       settings: where to compare, first those in which fewest fit.
+      frequencies: what was observed in the first of them, by which that share is estimated.
       score: compares a law with what was observed in a setting.
-      most: of them to return.
+      most: of the faults to return.
     """
     fits = {each.words: total(each.law, settings, score) for each in faults_of_kind(kind)}
     found = {words: fit for words, fit in fits.items() if fit is not None}
+    is_exact = found and max(found.values()) == 0  # no law can fit better
+    mixture = None if is_exact else _fitting_mixture(kind, settings, frequencies, score)
+    if mixture is not None and mixture[1] > max(found.values(), default=-math.inf) + _CLOSE:
+        return (mixture[0],)
     least = max(found.values(), default=0.0) - _CLOSE
     likely = [
         words for words in sorted(found, key=lambda each: -found[each]) if found[words] >= least
@@ -48,24 +65,17 @@ def total(
     return found
 
 
-def fitting_mixture(
-    kind: str, settings: Sequence[Setting], observed: Sequence[Joint], score: Score
-) -> tuple[str, ...]:
-    """Return the fault that fits if only a share of the calls has it, and the others are right.
-
-    Args:
-      kind: of verifier.
-      settings: as for `fitting_faults`.
-      observed: frequencies in the first of them, by which the share is estimated.
-      score: as for `fitting_faults`.
-    """
-    best: tuple[float, str] | None = None
+def _fitting_mixture(
+    kind: str, settings: Sequence[Setting], frequencies: Sequence[Joint], score: Score
+) -> tuple[str, float] | None:
+    """Return the most likely fault that occurs in a share of the calls only, and its score."""
+    best: tuple[str, float] | None = None
     for rule in right_rules(kind).values():
         for fault in faults_of_kind(kind):
             share = _share(
                 [
                     (seen, rule.law(setting), fault.law(setting))
-                    for seen, setting in zip(observed, settings, strict=False)
+                    for seen, setting in zip(frequencies[:_MOST], settings, strict=False)
                 ]
             )
             if not 1e-3 < share < 0.95:
@@ -81,20 +91,24 @@ def fitting_mixture(
                 }
 
             fit = total(mixed, settings, score)
-            if fit is not None and (best is None or fit > best[0]):
-                best = fit, f"{fault.words}, in about {share:.1%} of the calls"
-    return () if best is None else (best[1],)
+            if fit is not None and (best is None or fit > best[1]):
+                best = f"{fault.words}, in about {share:.1%} of the calls", fit
+    return best
 
 
 def _share(laws: Sequence[tuple[Joint, Joint, Joint]]) -> float:
-    """Estimate how much of (observed, right, wrong) laws is wrong, by least squares."""
-    explained, size = 0.0, 0.0
-    for seen, right, wrong in laws:
-        keys = {*right, *wrong}
-        was, law, other = (
-            np.array([x.get(key, 0.0) for key in keys]) for x in (seen, right, wrong)
-        )
-        weights, step = 1 / (law + other), other - law
-        explained += float(np.sum(weights * step * (was - law)))
-        size += float(np.sum(weights * step**2))
-    return explained / size if size > 0 else 0.0
+    """Estimate how much of (observed, right, wrong) laws is wrong, by greatest likelihood."""
+    columns = [
+        (mass, right.get(key, 0.0), wrong.get(key, 0.0))
+        for seen, right, wrong in laws
+        for key, mass in seen.items()
+        if right.get(key, 0.0) + wrong.get(key, 0.0) > 0
+    ]
+    if not columns:
+        return 0.0
+    masses, right_masses, wrong_masses = np.array(columns).reshape(-1, 3).T
+    share = 0.02
+    for _ in range(_EM_STEPS):
+        part = share * wrong_masses
+        share = float(np.sum(masses * part / ((1 - share) * right_masses + part)) / masses.sum())
+    return share

@@ -11,7 +11,6 @@ from jaxspec.audit.reference import (
     Now,
     PlainRule,
     Row,
-    certain,
     from_q,
     not_drawn_yet,
     relu,
@@ -56,10 +55,15 @@ def faults_of_kind(kind: str) -> tuple[Suspect, ...]:
     """List the faults that a verifier of a kind may have."""
     name, *others = RULES_OF_KIND[kind]
     base = PLAIN_RULES[name]
-    found = [*_residuals(base, kind), *_noise(base, kind), *_tests(base), *_wrong_rows(base, kind)]
+    found = [
+        *_residuals(base, kind),
+        *_noise(base, kind),
+        *_tests(base, kind),
+        *_wrong_rows(base, kind),
+    ]
     if is_sampled(kind):
-        found += _draft_laws(base)
-    if not is_path(kind):
+        found += [*_draft_tests(base), *_draft_laws(base, kind)]
+    if is_sampled(kind) and not is_path(kind):
         found += _siblings(base, kind)
     for other in others:
         found += _deepest_first(PLAIN_RULES[other], kind, other)
@@ -69,9 +73,6 @@ def faults_of_kind(kind: str) -> tuple[Suspect, ...]:
 def _residuals(base: PlainRule, kind: str) -> list[Suspect]:
     lines: dict[str, Callable[[Now], Row]] = {
         "replacement drawn from p instead of the residual": lambda now: now.p,
-        "replacement drawn from p without the rejected token": left(
-            lambda now: np.where(now.is_x, 0.0, now.p)
-        ),
         "replacement drawn from |p - q| instead of relu(p - q)": left(
             lambda now: np.abs(now.r - now.s)
         ),
@@ -83,18 +84,22 @@ def _residuals(base: PlainRule, kind: str) -> list[Suspect]:
     if is_sampled(kind):
         lines |= {
             "replacement drawn from q": lambda now: now.q,
+            "replacement drawn from p without the rejected token": left(
+                lambda now: np.where(now.is_x, 0.0, now.p)
+            ),
             "replacement drawn from relu(q - p)": left(lambda now: relu(now.s - now.r)),
         }
     if not is_path(kind):
         lines |= {
-            "rejected token removed from what is left instead of subtracting the draft row": left(
-                lambda now: np.where(now.is_x, 0.0, now.r)
-            ),
             "draft row subtracted from p, not from what is left": left(
                 lambda now: relu(now.p - now.s)
             ),
             "not renormalised between siblings": lambda now: relu(now.r - now.s),
         }
+    if is_sampled(kind) and not is_path(kind):
+        lines["rejected token removed from what is left instead of subtracting the draft row"] = (
+            left(lambda now: np.where(now.is_x, 0.0, now.r))
+        )
     found = [
         Suspect(f"residual: {words}", replaced(base, left=line)) for words, line in lines.items()
     ]
@@ -144,18 +149,11 @@ def _noise(base: PlainRule, kind: str) -> list[Suspect]:
     return found
 
 
-def _tests(base: PlainRule) -> list[Suspect]:
+def _tests(base: PlainRule, kind: str) -> list[Suspect]:
     lines: dict[str, Callable[[Now], float]] = {
         "accept test: every candidate is accepted": lambda now: 1.0,
         "accept test: no candidate is accepted, yet the residual is drawn from": lambda now: 0.0,
-        "accept test: accepts with the probability p(x)": lambda now: float(now.r[now.x]),
-        "accept test: the ratio is q / p": chance(
-            lambda now: float(now.s[now.x] / now.r[now.x]) if now.r[now.x] > 0 else 1.0
-        ),
         "accept test: accepted whenever p(x) > 0": lambda now: float(now.p[now.x] > 0),
-        "accept test: p before any rejection instead of what is left of it": chance(
-            lambda now: float(now.p[now.x] / now.s[now.x]) if now.s[now.x] > 0 else 0.0
-        ),
         "greedy mixing: accepted only if it is the target's most likely token": lambda now: float(
             now.x == np.argmax(now.p)
         ),
@@ -174,9 +172,11 @@ def _tests(base: PlainRule) -> list[Suspect]:
         lines[f"lenience: accepts with min(1, p / ({factor:g} q))"] = lenient(factor)
         lines[f"strictness: accepts with {factor:g} min(1, p / q)"] = strict(factor)
     for epsilon in EPSILONS:
-        lines[f"epsilon: {epsilon:g} added to q in the accept test"] = ratio_plus(0.0, epsilon)
         lines[f"epsilon: {epsilon:g} added to p in the accept test"] = ratio_plus(epsilon, 0.0)
-        lines[f"epsilon: q floored at {epsilon:g} in the accept test"] = floored(epsilon)
+    if not is_path(kind):
+        lines["accept test: p before any rejection instead of what is left of it"] = chance(
+            lambda now: float(now.p[now.x] / now.s[now.x]) if now.s[now.x] > 0 else 0.0
+        )
     found = [Suspect(words, replaced(base, chance=line)) for words, line in lines.items()]
     found.append(
         Suspect(
@@ -188,6 +188,22 @@ def _tests(base: PlainRule) -> list[Suspect]:
             ),
         )
     )
+    return found
+
+
+def _draft_tests(base: PlainRule) -> list[Suspect]:
+    lines: dict[str, Callable[[Now], float]] = {
+        "accept test: accepts with the probability p(x), and then subtracts q": lambda now: float(
+            now.r[now.x]
+        ),
+        "accept test: the ratio is q / p": chance(
+            lambda now: float(now.s[now.x] / now.r[now.x]) if now.r[now.x] > 0 else 1.0
+        ),
+    }
+    for epsilon in EPSILONS:
+        lines[f"epsilon: {epsilon:g} added to q in the accept test"] = ratio_plus(0.0, epsilon)
+        lines[f"epsilon: q floored at {epsilon:g} in the accept test"] = floored(epsilon)
+    found = [Suspect(words, replaced(base, chance=line)) for words, line in lines.items()]
     for floor in (0.05, 0.1, 0.2):
         words = f"pruning: candidates of q < {floor:g} are dropped after they were drawn"
         found.append(Suspect(words, replaced(base, is_tested=is_likely(floor))))
@@ -197,8 +213,6 @@ def _tests(base: PlainRule) -> list[Suspect]:
 def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
     verify = base.verify
     found = [
-        Suspect("bonus row: drawn from q", replaced(base, bonus_row=lambda p, q: q)),
-        Suspect("bonus row: drawn from the last draft row", verify, rows=_bonus_from_last_draft),
         Suspect(
             "bonus row: the row before the last candidate instead of after it",
             verify,
@@ -258,6 +272,10 @@ def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
         )
     if is_sampled(kind):
         found += [
+            Suspect("bonus row: drawn from q", replaced(base, bonus_row=lambda p, q: q)),
+            Suspect(
+                "bonus row: drawn from the last draft row", verify, rows=_bonus_from_last_draft
+            ),
             Suspect("row: draft row of the position before", verify, rows=draft_of(above)),
             Suspect("row: draft row of the position after", verify, rows=draft_of(after)),
             Suspect(
@@ -288,7 +306,7 @@ def _at_depth(node: int, parents: Sequence[int], depth: int) -> int:
     return path[min(depth, len(path) - 1)]
 
 
-def _draft_laws(base: PlainRule) -> list[Suspect]:
+def _draft_laws(base: PlainRule, kind: str) -> list[Suspect]:
     def share(change: Change) -> Callable[[Now], Row]:
         return lambda now: base.share(dataclasses.replace(now, q=change(now.q)))
 
@@ -297,18 +315,12 @@ def _draft_laws(base: PlainRule) -> list[Suspect]:
     }
     changes |= {f"q cut to top-p {mass:g}": without_rare(mass) for mass in MASSES}
     changes["q taken as uniform"] = lambda q: np.full(len(q), 1 / len(q))
-    changes["q not normalised, half of it"] = lambda q: q / 2
+    if kind != "without_replacement":
+        changes["q not normalised, half of it"] = lambda q: q / 2
     found = [
         Suspect(f"draft law mismatch: {words}", replaced(base, share=share(change)))
         for words, change in changes.items()
     ]
-    found.append(
-        Suspect(
-            "draft law mismatch: sampled candidates verified as if they were certain "
-            "(accepted with p(x), then removed)",
-            replaced(base, share=certain),
-        )
-    )
     found.append(
         Suspect(
             "draft law mismatch: q taken as its most likely token",
@@ -326,11 +338,6 @@ def _siblings(base: PlainRule, kind: str) -> list[Suspect]:
 
     verify = base.verify
     found = [
-        Suspect(
-            "sibling order: tested in the reverse order",
-            verify,
-            order=lambda below, tokens, rows: list(reversed(below)),
-        ),
         Suspect("sibling order: sorted by q", verify, order=by(lambda x, p, q: q[x])),
         Suspect("sibling order: sorted by p", verify, order=by(lambda x, p, q: p[x])),
         Suspect(
@@ -338,17 +345,14 @@ def _siblings(base: PlainRule, kind: str) -> list[Suspect]:
             verify,
             order=by(lambda x, p, q: p[x] / max(q[x], 1e-30)),
         ),
-        Suspect(
-            "siblings: what is left after a rejection is forgotten before the next one",
-            replaced(base, left=lambda now: now.p, chance=chance(ratio)),
-        ),
-        Suspect(
-            "siblings: duplicates are skipped",
-            replaced(base, is_tested=lambda now: not now.gone[now.x]),
-        ),
     ]
     if kind == "without_replacement":
         found += [
+            Suspect(
+                "sibling order: tested in the reverse order",
+                verify,
+                order=lambda below, tokens, rows: list(reversed(below)),
+            ),
             Suspect(
                 "siblings: drawn without replacement, verified as if with it",
                 replaced(base, share=from_q),
@@ -359,12 +363,16 @@ def _siblings(base: PlainRule, kind: str) -> list[Suspect]:
             ),
         ]
     if kind == "with_replacement":
-        found.append(
+        found += [
             Suspect(
                 "siblings: drawn with replacement, verified as if without it",
                 replaced(base, share=not_drawn_yet),
-            )
-        )
+            ),
+            Suspect(
+                "siblings: duplicates are skipped",
+                replaced(base, is_tested=lambda now: not now.gone[now.x]),
+            ),
+        ]
     return found
 
 
@@ -386,7 +394,12 @@ def _deepest_first(base: PlainRule, kind: str, name: str) -> list[Suspect]:
         ),
         *(
             dataclasses.replace(each, words=f"{each.words} ({name})")
-            for each in [*_noise(base, kind), *_wrong_rows(base, kind), *_draft_laws(base)]
+            for each in [
+                *_noise(base, kind),
+                *_wrong_rows(base, kind),
+                *_draft_laws(base, kind),
+                *(() if is_path(kind) else _siblings(base, kind)),
+            ]
         ),
     ]
     if is_path(kind):

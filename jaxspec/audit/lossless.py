@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.audit import observed as observations
-from jaxspec.audit.diagnosis import fitting_faults, fitting_mixture
+from jaxspec.audit.diagnosis import fitting_faults
 from jaxspec.audit.foreign import RANDOMNESS, Foreign, text_of
 from jaxspec.audit.instances import Instance
 from jaxspec.audit.lossless_report import InstanceResult, LosslessReport, Shift
@@ -380,15 +380,12 @@ def _suspects(
     def score(place: int, law: Joint) -> float | None:
         return _score(found[order[place]], law)
 
-    words = fitting_faults(kind, settings, score)
-    if words:
-        return words
     frequencies = [
         {key: mass / found[place].size for key, mass in found[place].joint.items()}
         for place in order
         if results[place].shift is not None
     ]
-    return fitting_mixture(kind, settings, frequencies, score)
+    return fitting_faults(kind, settings, frequencies, score)
 
 
 def _score(seen: Observed, law: Joint) -> float | None:

@@ -210,45 +210,46 @@ class LosslessReport:
 
     def _table(self) -> list[str]:
         rules = RULES_OF_KIND[self.kind]
-        heads = "".join(f"{name[:12]:>13}" for name in ("accepted", *rules))
-        lines = [f"  {'instance':<40}{'law':>8}{'bias':>10}{heads}"]
+        heads = "".join(f"{name[:11]:>12}" for name in ("accepted", *rules))
+        lines = [f"  {'instance':<34}{'law':>8}{'bias':>9}{heads}"]
         for each in self.results:
             how = "exact" if each.is_exact else "sampled"
             means = (each.accepted, *(each.accepted_by_rule[name] for name in rules))
-            shown = "".join(f"{mean:>13.4f}" for mean in means)
+            shown = "".join(f"{mean:>12.4f}" for mean in means)
             verdict = "" if each.is_right else "  FAIL"
-            lines.append(f"  {each.name[:39]:<40}{how:>8}{each.bias:>10.1e}{shown}{verdict}")
+            lines.append(f"  {each.name[:33]:<34}{how:>8}{each.bias:>9.0e}{shown}{verdict}")
         return lines
 
     def _acceptance(self) -> str:
         rules = RULES_OF_KIND[self.kind]
+        by_rule = [self.rule] if self.rule is not None and not self.is_as_rule else []
+        if self.is_lossless and (by_rule or not self.matches):
+            # Where it differs most from the named rule, or from the one that accepts most.
+            result, name = max(
+                ((each, name) for each in self.results for name in by_rule or rules),
+                key=lambda pair: abs(pair[0].accepted - pair[0].accepted_by_rule[pair[1]]),
+            )
+            exact = result.accepted_by_rule[name]
+            verdict = "wasteful" if result.accepted < exact else "another rule"
+            also = f"; as {' and '.join(self.matches)} in every instance" if self.matches else ""
+            return (
+                f"Acceptance: {result.accepted:.4g} tokens a round in {result.name!r}, where {name} "
+                f"accepts {exact:.4g}: {verdict}{also}"
+            )
         clearest = max(
             self.results,
             key=lambda each: (
                 max(each.accepted_by_rule.values()) - min(each.accepted_by_rule.values())
             ),
         )
-        others = "; ".join(
-            f"{name} {clearest.accepted_by_rule[name]:.4g}"
+        as_rule = f", as {' and '.join(self.matches)} in every instance" if self.matches else ""
+        others = "".join(
+            f"; {name} {clearest.accepted_by_rule[name]:.4g}"
             for name in rules
             if name not in self.matches
         )
-        start = f"Acceptance: {clearest.accepted:.4g} tokens a round in {clearest.name!r}"
-        if not self.is_lossless:
-            return f"{start}; {others}" if others else start
-        if self.matches:
-            as_rule = f", as {' and '.join(self.matches)} in every instance"
-            return f"{start}{as_rule}; {others}" if others else f"{start}{as_rule}"
-        worst = min(
-            ((each, name) for each in self.results for name in rules),
-            key=lambda pair: pair[0].accepted - pair[0].accepted_by_rule[pair[1]],
-        )
-        result, name = worst
-        exact = result.accepted_by_rule[name]
-        return (
-            f"Acceptance: {result.accepted:.4g} tokens a round in {result.name!r}, where {name} has "
-            f"{exact:.4g}: no known rule's"
-        )
+        mean = f"Acceptance: {clearest.accepted:.4g} tokens a round in {clearest.name!r}"
+        return f"{mean}{as_rule}{others}"
 
     def _power(self) -> str:
         sampled = [each for each in self.results if each.test is not None]

@@ -210,7 +210,7 @@ def problems_of(
     bad = [token for token in text if not 0 <= token < setting.vocab]
     if bad:
         yield (
-            "token range",
+            "range",
             f"token {bad[0]} is outside the vocabulary 0..{setting.vocab - 1}: {where}",
         )
         return

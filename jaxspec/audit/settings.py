@@ -264,7 +264,9 @@ _EQUAL_Q = _rows(
 )
 _DEEP_P, _DEEP_Q = _rows(6, 3, 3), _rows(7, 3, 3)
 _KILL_P, _KILL_Q = _same(0.05, 0.15, 0.35, 0.45), _same(0.6, 0.15, 0.2, 0.05)
+_TINY_P, _TINY_Q = _same(2e-5, 0.005, 0.395, 0.59998), _same(5e-5, 0.008, 0.49195, 0.5)
 _TOY_P, _TOY_Q = _same(1 / 3, 2 / 3), _same(2 / 3, 1 / 3)
+_DENSE_P, _DENSE_Q = _rows(119, 4, 2), _rows(219, 4, 2)
 _TILES_P: RowsByContext = {
     (): _sparse(600, _3=0.1, _255=0.2, _511=0.3, _512=0.1, _599=0.3),
     (599,): _sparse(600, _0=0.1, _520=0.6, _598=0.3),
@@ -276,10 +278,12 @@ _TILES_Q: RowsByContext = {
 
 _PATHS = (
     Instance("a path of one", _KILL_P, _KILL_Q, branching=(1,)),
+    Instance("tiny probabilities", _TINY_P, _TINY_Q, branching=(1,)),
     Instance("two tokens of two", _TOY_P, _TOY_Q, branching=(1, 1)),
-    Instance("rare in the target, likely in the draft", _RARE_P, _RARE_Q, branching=(1, 1)),
+    Instance("rare target, likely draft", _RARE_P, _RARE_Q, branching=(1, 1)),
     Instance("zeros and one-hot rows", _ZEROS_P, _ZEROS_Q, branching=(1, 1)),
     Instance("equal rows, rare bonus", _EQUAL_P, _EQUAL_Q, branching=(1, 1)),
+    Instance("a path of two", _DENSE_P, _DENSE_Q, branching=(1, 1)),
     Instance("a path of three", _DEEP_P, _DEEP_Q, branching=(1, 1, 1)),
     Instance("600 tokens", _TILES_P, _TILES_Q, branching=(1, 1)),
 )
@@ -288,9 +292,11 @@ _WIDE_P, _WIDE_Q = _same(0.02, 0.08, 0.3, 0.6), _same(0.7, 0.2, 0.06, 0.04)
 
 _TREES = (
     Instance("two siblings", _KILL_P, _KILL_Q, branching=(2,)),
+    Instance("two siblings, tiny probabilities", _TINY_P, _TINY_Q, branching=(2,)),
     Instance("three siblings, likely where rare", _WIDE_P, _WIDE_Q, branching=(3,)),
     Instance("one candidate, then two", _EQUAL_P, _EQUAL_Q, branching=(1, 2)),
     Instance("zeros and one-hot rows", _ZEROS_P, _ZEROS_Q, branching=(2,)),
+    Instance("one candidate of four, then two", _DENSE_P, _DENSE_Q, branching=(1, 2)),
     Instance("two siblings, two levels", _DEEP_P, _DEEP_Q, branching=(2, 1)),
     Instance("600 tokens, two siblings", _TILES_P, _TILES_Q, branching=(2,)),
 )

@@ -127,6 +127,64 @@ def test_a_wrong_count_alone_makes_the_exit_status_1(audited, with_report, capsy
     assert wanted in capsys.readouterr().out
 
 
+def agreement(draft_tokens, draft_rows, target_rows, uniforms):
+    """Draw from the target for as long as the draft agrees: lossless, but accepts little."""
+    emitted = []
+    for row, u, drafted in zip(target_rows, uniforms, [*draft_tokens, None], strict=True):
+        emitted.append(min(int((row.cumsum() <= u).sum()), len(row) - 1))
+        if emitted[-1] != drafted:
+            break
+    return emitted
+
+
+def first_candidate(draft_tokens, draft_rows, target_rows, generator):
+    """Accept whatever was drafted."""
+    return [*draft_tokens, 0]
+
+
+@pytest.fixture
+def my_module(monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_module", sys.modules[__name__])
+
+
+def test_a_verifier_named_on_the_command_line_is_checked(my_module, capsys):
+    arguments = ["audit", "--kind", "path", "--verifier"]
+    assert app.main([*arguments, "my_module:agreement", "--randomness", "uniforms"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("LOSSLESS: verifier of kind 'path'")
+    assert max(map(len, out.splitlines())) <= 96
+    wasteful = [*arguments, "my_module:agreement", "--randomness", "uniforms"]
+    assert app.main([*wasteful, "--rule", "token"]) == 1
+    assert "where token accepts" in capsys.readouterr().out
+    biased = [*arguments, "my_module:first_candidate", "--budget", "2000", "--json"]
+    assert app.main(biased) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["lossless"], report["budget"], report["randomness"]) == (False, 2000, "numpy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kind", "path"], "--kind is for a verifier"),
+        (["--verifier", "my_module:first_candidate"], "--verifier needs --kind, one of path, "),
+        (["--verifier", "my_module", "--kind", "path"], "must be package.module:function"),
+        (["--verifier", "my_module:none", "--kind", "path"], "has no attribute 'none'"),
+        (["--verifier", "no_module:none", "--kind", "path"], "No module named 'no_module'"),
+        (["--verifier", "my_module:GRIDS", "--kind", "path"], "not a function"),
+        (
+            ["--verifier", "my_module:first_candidate", "--kind", "with_replacement"],
+            "the verifier raised TypeError",
+        ),
+    ],
+    ids=["kind", "no kind", "form", "attribute", "module", "no function", "raises"],
+)
+def test_a_verifier_that_cannot_be_checked_is_an_error_of_arguments(
+    my_module, arguments, message, capsys
+):
+    assert app.main(["audit", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def rows_named(lines, name):
     return [line for line in lines if line.startswith(f"  {name:<14} ")]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -281,7 +281,10 @@ def instances_for(rule: Rule) -> tuple[Instance, ...]:
     return _PATHS if rule.is_path else _PATHS[1:3] + _TREES
 
 
-def alike(instances: Sequence[Instance]) -> dict[Instance, list[Instance]]:
-    """Return for each instance those that it can share a compiled program with."""
-    kind = {each: (each.vocab > TILE, each.is_processed, each.dtype) for each in instances}
-    return {each: [other for other in instances if kind[other] == kind[each]] for each in instances}
+def alike(instance: Instance, others: Iterable[Instance]) -> list[Instance]:
+    """Return an instance and those of others that can share a compiled program with it."""
+
+    def program(each: Instance) -> tuple[bool, bool, str]:
+        return each.vocab > TILE, each.is_processed, each.dtype
+
+    return [instance, *(each for each in others if program(each) == program(instance))]

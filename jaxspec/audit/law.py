@@ -147,8 +147,8 @@ def exact_law(
         unless `draw` or `num_drafted` replace the kind's way to draw. Without one, for a custom
         rule, only the law of the text and the fields of the verdicts are checked.
       dtype: what the rows are stored in, instead of the instance's.
-      padded_to: instances to share a compiled program with: sizes are padded to fit all of them. An
-        instance whose draft runs out of support needs a vocabulary as large as theirs.
+      padded_to: instances to share a compiled program with: sizes are padded to fit all of them, save
+        those that cannot share one: with other settings or dtype, above one tile of tokens or not.
       batch: see `search`; 4096 is up to three times as fast for millions of evaluations.
       points: see `search`: what other outcome hides in a volume of 14 / points of all draws is not
         seen with a probability of 1e-6.

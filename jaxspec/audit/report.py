@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxspec import __version__
 from jaxspec.audit.batches import batch_faults
 from jaxspec.audit.grid import count_outcomes
-from jaxspec.audit.instances import SINGLE_PATH, TWO_LEVEL_TREE, Instance, alike, instances_for
+from jaxspec.audit.instances import SINGLE_PATH, TWO_LEVEL_TREE, Instance, instances_for
 from jaxspec.audit.law import Law, exact_law
 from jaxspec.audit.reference import PLAIN_RULES
 from jaxspec.audit.rounds import make_round
@@ -127,9 +127,10 @@ def audit_rules(progress: Progress | None = None) -> AuditReport:
 
     def prove(rule: Rule) -> list[Law]:
         laws = []
-        for number, (instance, others) in enumerate(alike(instances_for(rule)).items()):
-            points = _POINTS if number == 0 else _POINTS // 16
-            laws.append(exact_law(rule, instance, padded_to=others, points=points))
+        instances = instances_for(rule)
+        for instance in instances:
+            points = _POINTS if instance is instances[0] else _POINTS // 16
+            laws.append(exact_law(rule, instance, padded_to=instances, points=points))
             report(f"{rule.name}: {instance.name}")
         return laws
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxspec.audit.instances import Context, Instance, RowsByContext, floats
+from jaxspec.audit.instances import Context, Instance, RowsByContext, alike, floats
 from jaxspec.audit.reference import Choices, PlainOutcome, PlainRule, plain_program
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
@@ -135,7 +135,7 @@ def make_round(
             f"num_drafted is given, rule {rule.name!r} is for point masses: nothing is drawn that a "
             "draft could look at before it stops; leave candidates out of the instance instead"
         )
-    instances = [instance, *padded_to]
+    instances = alike(instance, padded_to)
     layouts = [layout(each) for each in instances]
     depth, vocab = max(t.max_depth for t in layouts), max(each.vocab for each in instances)
     nodes, children = max(t.max_nodes for t in layouts), max(t.max_children for t in layouts)

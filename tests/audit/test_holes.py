@@ -14,7 +14,7 @@ from helpers.plain_rules import Block, Walk, certain, normalise, not_drawn_yet, 
 
 import jaxspec as js
 from jaxspec import audit
-from jaxspec.audit.instances import SINGLE_PATH, alike
+from jaxspec.audit.instances import SINGLE_PATH
 
 Verify = Callable[..., js.Verdict]
 TOKEN, BLOCK, TREE = js.RULES["token"], js.RULES["block"], js.RULES["with_replacement"]
@@ -24,9 +24,9 @@ WITHOUT, POINT_MASS = js.RULES["without_replacement"], js.RULES["point_mass"]
 def found(rule: js.Rule, verify: Verify, *names: str, points: int = 2**12) -> tuple[str, ...]:
     """Return the first failures of a verifier in the named instances of a rule."""
     by_name = {each.name: each for each in audit.instances_for(rule)}
-    others = alike([by_name[name] for name in names])
-    for instance, like in others.items():
-        law = audit.exact_law(rule, instance, verify, padded_to=like, points=points)
+    instances = [by_name[name] for name in names]
+    for instance in instances:
+        law = audit.exact_law(rule, instance, verify, padded_to=instances, points=points)
         if law.failures:
             return law.failures
     return ()

@@ -118,7 +118,7 @@ def exact_law(
     dtype: DTypeLike | None = None,
     padded_to: Iterable[Instance] = (),
     batch: int = 256,
-    points: int = 2**14,
+    points: int = 2**12,
     progress: Progress | None = None,
 ) -> Law:
     """Compute the exact law of one round, draft draws included, from the public jitted verifier.
@@ -139,7 +139,7 @@ def exact_law(
       num_drafted: how many of the drawn candidates are proposed, for a draft that stops by looking at
         them: (tokens [N - 1], draft rows of their parents [N - 1, V]) -> int32 []; default all.
       rows: makes a row source of dense rows of probabilities [N, V], for target and draft, to audit
-        a custom `RowSource`; default the rows as they are.
+        a custom `RowSource`; default the rows as they are stored, logits if the instance has settings.
       tests_deepest_first: in which order `verify` reads its accept draws, from the deepest candidate
         back or from the root; default the rule's. The search follows it: in the wrong order it
         overlooks edges, and finds a lossless verifier biased.

@@ -140,14 +140,14 @@ def make_round(
     depth, vocab = max(t.max_depth for t in layouts), max(each.vocab for each in instances)
     nodes, children = max(t.max_nodes for t in layouts), max(t.max_children for t in layouts)
     tree = layout(instance, max_nodes=nodes, max_children=children, max_depth=depth)
-    if instance.is_processed and rows is not None:
-        raise ValueError(f"{instance.name} has settings: its rows are logits, leave out rows")
     stored_in = np.dtype(instance.dtype if dtype is None else dtype)
     tables = [
         _tables(instance, table, vocab, depth, stored_in)
         for table in (instance.target, instance.draft or instance.target)
     ]
     (target, stored_target), (draft, stored_draft) = tables
+    if rows is not None:
+        stored_target, stored_draft = target, draft
     settings = (instance.temperature, instance.top_k, instance.top_p)
     world = World(
         tree=tree,
@@ -182,7 +182,7 @@ def make_round(
             verify or rule.verify,
             draw,
             num_drafted,
-            _as_logits if instance.is_processed else rows,
+            _as_logits if instance.is_processed and rows is None else rows,
         ),
         world=world,
         axes=tuple(axes),

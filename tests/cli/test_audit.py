@@ -63,11 +63,12 @@ def test_the_audit_proves_every_rule_in_every_instance(audited):
 
 def test_progress_is_called_at_the_start_and_after_each_step(audited):
     report, calls = audited
-    steps = len(report.grids) + len(report.laws)
+    steps = len(report.grids) + len(report.laws) + len(report.batches)
     assert [done for _, done, _ in calls] == list(range(steps + 1))
     assert {total for _, _, total in calls} == {steps}
     expected = {"compiling", "grid: single path", "grid: two level tree"}
     expected |= {f"{law.rule}: {law.case}" for law in report.laws}
+    expected |= {f"{name}: batches" for name in js.RULES}
     assert {what for what, _, _ in calls} == expected
 
 
@@ -94,7 +95,7 @@ def test_the_audit_prints_a_line_for_each_count_and_law_within_the_width(
     assert app.main(["audit"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert sum(line.endswith(" ok") for line in lines) == 2 + len(audited[0].laws)
+    assert sum(line.endswith(" ok") for line in lines) == 2 + len(audited[0].laws) + len(js.RULES)
     assert max(map(len, lines)) <= 96
     assert captured.out.isascii()
     assert lines[-1].startswith("PROVED in ")
@@ -112,7 +113,8 @@ def test_a_broken_verifier_is_not_proved_and_the_exit_status_is_1(monkeypatch, c
     monkeypatch.setattr(reports, "grid_counts", lambda name: reports.KNOWN_COUNTS[name])
     assert app.main(["audit"]) == 1
     out = capsys.readouterr().out
-    assert "NOT PROVED: token, kill row: tv 5.5e-01" in out
+    assert "NOT PROVED: token, kill row: total variation 5.5e-01 from the target's law" in out
+    assert "NOT PROVED: token, kill row: emitted token 0: token" in out
     assert "PROVED in" not in out
     kill_row = next(line for line in out.splitlines() if line.startswith(" " * 23 + "kill row"))
     assert kill_row.endswith(" FAIL")

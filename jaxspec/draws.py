@@ -7,14 +7,22 @@ its acceptance or its replacement.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import DrawError, assert_array, assert_kind, assert_whole, check_all, struct
+from jaxspec.checks import (
+    DrawError,
+    assert_array,
+    assert_function,
+    assert_kind,
+    assert_whole,
+    check_all,
+    struct,
+)
 from jaxspec.tiles import is_uniform
 from jaxspec.transfers import moves_data
 
@@ -137,6 +145,18 @@ def round_draws(key: jax.Array, num_nodes: int, position: jax.Array | int = 0) -
             final=jax.random.uniform(final_key, (2,), jnp.float32),
         ),
     )
+
+
+DrawRound = Callable[[jax.Array, int, jax.Array], RoundDraws]
+"""Makes the draws of a round of (key, number of nodes, position of the root), under a trace. A loop's
+text has the target's law only if no draw that an earlier round has looked at is read again:
+`round_draws` makes sure of that."""
+
+
+def assert_draw_round(draws: Any) -> None:
+    """Raise ValueError unless the argument `draws` is a function."""
+    wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
+    assert_function("draws", draws, wanted)
 
 
 def _position_of(position: Any) -> jax.Array:

@@ -39,7 +39,15 @@ BINARY = {
 }  # fmt: skip
 CALLS = {"maximum": "minimum", "minimum": "maximum", "any": "all", "all": "any", "argmax": "argmin"}
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "child >= 0 -> (child) > (0)": "no child is node 0, the root",
+    "child_at(tree, walk.site.node, walk.rank) >= 0 -> "
+    "(child_at(tree, walk.site.node, walk.rank)) > (0)": "no child is node 0, the root",
+    "is_rejected & has_next -> ((is_rejected) | (has_next))": "sums are measured that nobody uses",
+    "~reader.is_exact & ~jnp.isfinite(mass) -> ((~reader.is_exact) | (~jnp.isfinite(mass)))": (
+        "the walk is repeated with exact masses though it need not be"
+    ),
+}
 """Survivors by what is changed, and why no verdict changes."""
 
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.audit.boxes import UNITS, Cells, search
+from jaxspec.audit.reuse import reused_draws
 from jaxspec.audit.rounds import causal_nodes, draws_of
 from jaxspec.checks import Progress
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores
@@ -37,6 +38,9 @@ from jaxspec.verify import Verdict, Verifier
 
 _TOGETHER = 32
 """Rounds whose verification is searched in one go."""
+
+_KEYS = 8
+"""Keys that a decoder runs with as it is, to see whether it reads draws twice."""
 
 _NEAR = 2
 """Units of 2^-24 within which rounding leaves an edge of a draft's draw."""
@@ -54,6 +58,8 @@ class DecodingLaw:
       searches: verifications that were cut into boxes.
       misses: replays that contradicted a box, of the draft or of the verification; a law with
         misses proves nothing.
+      reused: draws that a round reads again after an earlier one, in words, when the decoder runs with
+        its own draws.
     """
 
     texts: dict[Context, float] = dataclasses.field(repr=False)
@@ -62,6 +68,24 @@ class DecodingLaw:
     impossible: float
     searches: int
     misses: int
+    reused: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Say which checks failed and by how much; empty if the decoder is proved here."""
+        checks = {
+            f"total variation {self.tv:.1e} from the target's law": self.tv > 1e-6,
+            f"text of target probability 0 with probability {self.impossible:.1e}": (
+                self.impossible > 0
+            ),
+            f"{self.misses} replays are not as their box": self.misses > 0,
+        }
+        return (*(what for what, is_wrong in checks.items() if is_wrong), *self.reused)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether no check failed."""
+        return not self.failures
 
 
 @moves_data
@@ -79,7 +103,8 @@ def decoding_law(
     From each text on, each proposal that the draft can make is asked for some ten times, at about a
     thousandth of a second each, and its verification is searched: V^N proposals for N drawn
     candidates. The draws of a round are taken to be independent of those of all others, as
-    `round_draws` makes them. The state shown to the decoder holds no key, so one that draws its own
+    `round_draws` makes them; then the decoder decodes with a few keys as it is, and draws that a round
+    reads again are reported. The state shown to the decoder holds no key, so one that draws its own
     random numbers fails.
 
     Args:
@@ -141,6 +166,7 @@ def decoding_law(
         impossible=sum(mass for t, mass in texts.items() if target_texts.get(t, 0.0) == 0),
         searches=searches,
         misses=misses,
+        reused=reused_draws(decoder, prompt, num_keys=_KEYS, **options),
     )
 
 

@@ -157,7 +157,7 @@ def make_round(
         stored_draft=stored_draft,
         settings=jnp.asarray(settings, jnp.float32),
         bonus=jnp.asarray(instance.bonus),
-        looked_at=jnp.asarray(_looked_at(tree, deepest_first=tests_deepest_first)),
+        looked_at=jnp.asarray(looked_at(tree, deepest_first=tests_deepest_first)),
         lazy=jnp.bool_(False),
     )
     numbers = [f"draft {n}" for n in range(1, nodes)] if is_sampled else []
@@ -225,10 +225,7 @@ def _make_play(
             drawn = nodes - 1 if is_sampled else 0
             tiles, final_tile = jnp.append(zeros[:1], u[:drawn]), u[drawn : drawn + 1]
             u = u[drawn + 1 :]
-        draws = Draws(
-            accept=jnp.concatenate([zeros[:1], u[-nodes:-1]]),
-            final=jnp.concatenate([final_tile, u[-1:]]),
-        )
+        draws = draws_of(u[-nodes:-1], jnp.append(final_tile, u[-1:]))
         inside = jnp.concatenate([zeros[:1], u[: nodes - 1]])
 
         def expand(
@@ -278,9 +275,9 @@ def _as_logits(values: jax.Array, settings: jax.Array) -> Logits:
 
 
 def draws_of(accept: jax.Array, final: jax.Array) -> Draws:
-    """Make a verifier's draws of uniforms, accept [N - 1] and final [1]; 0 where none is read."""
+    """Make a verifier's draws of uniforms, accept [N - 1], final [1] or [2], with 0 before them."""
     zero = jnp.zeros(1, jnp.float32)
-    return Draws(accept=jnp.concatenate([zero, accept]), final=jnp.concatenate([zero, final]))
+    return Draws(accept=jnp.append(zero, accept), final=jnp.append(zero, final)[-2:])
 
 
 def layout(instance: Instance, **sizes: int) -> Tree:
@@ -373,7 +370,7 @@ def _steps(tree: Tree, deepest_first: bool) -> list[tuple[int, bool]]:
     return below(0)
 
 
-def _looked_at(tree: Tree, *, deepest_first: bool) -> np.ndarray:
+def looked_at(tree: Tree, *, deepest_first: bool) -> np.ndarray:
     """Return which candidates a verifier that stopped at each node has read, bool [N, N].
 
     The nodes above them are those of the path, or if the deepest are tested first all that the walk

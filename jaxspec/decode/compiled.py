@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import assert_bool, assert_function, assert_kind, assert_length, assert_whole
+from jaxspec.checks import assert_bool, assert_kind, assert_length, assert_whole
 from jaxspec.decode.commit import (
     UNLIMITED,
     Ending,
@@ -31,7 +31,7 @@ from jaxspec.decode.request import Options, arrays_of, requests_of
 from jaxspec.decode.state import BatchState, DecodedText, Source
 from jaxspec.draft import Drafter, NoDraft, View
 from jaxspec.draft.drivers import propose_compiled
-from jaxspec.draws import Draws, RoundDraws, round_draws
+from jaxspec.draws import DrawRound, Draws, assert_draw_round, round_draws
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import (
@@ -67,8 +67,8 @@ class CompiledDecoder:
       bonus: whether a fully accepted path is followed by one more token of the target.
       max_stop_tokens: room for stop tokens.
       prefill_width: tokens of a prompt run at a time.
-      draws: makes a round's draws from (key, number of nodes, root position). Another one is for
-        experiments and proofs: a law that depends on it is not lossless.
+      draws: makes a round's draws from (key, number of nodes, root position), as in the host loop.
+        Another one is for audits: see `jaxspec.draws.DrawRound` for what it must not do.
     """
 
     target: LanguageModel
@@ -78,7 +78,7 @@ class CompiledDecoder:
     bonus: bool = True
     max_stop_tokens: int = 4
     prefill_width: int = 64
-    draws: Callable[[jax.Array, int, jax.Array], RoundDraws] = round_draws
+    draws: DrawRound = round_draws
 
     def __post_init__(self) -> None:
         """Raise ValueError for arguments of another kind, and networks that do not fit."""
@@ -88,8 +88,7 @@ class CompiledDecoder:
         for name in ("max_context", "max_stop_tokens", "prefill_width"):
             assert_length(name, getattr(self, name))
         assert_bool("bonus", self.bonus)
-        wanted = "a function of (key, number of nodes, root position), such as jaxspec.round_draws"
-        assert_function("draws", self.draws, wanted)
+        assert_draw_round(self.draws)
         if self.drafter.model is not None:
             assert_language_model("the drafter's model", self.drafter.model)
         for model in (self.target, self._draft):

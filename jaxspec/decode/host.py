@@ -29,7 +29,7 @@ from jaxspec.decode.target import Scores, Target, as_target
 from jaxspec.draft import Drafter, HostDraft, NoDraft
 from jaxspec.draft.cut import cut
 from jaxspec.draft.drivers import propose_on_host
-from jaxspec.draws import round_draws
+from jaxspec.draws import DrawRound, assert_draw_round, round_draws
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
 from jaxspec.storage import plain, shown
@@ -37,7 +37,7 @@ from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree
 from jaxspec.verify import Status, Verdict
 
-_round_draws = jax.jit(round_draws, static_argnums=1)
+_jitted_draws = functools.lru_cache(maxsize=8)(functools.partial(jax.jit, static_argnums=1))
 _commit = jax.jit(commit)
 _cut = jax.jit(cut)
 _levels_within = jax.jit(levels_within, static_argnums=0)
@@ -58,6 +58,8 @@ class Decoder:
       bonus: whether a fully accepted path is followed by one more token of the target.
       max_context: most tokens of prompt and text together; None for no limit but the target's own.
         A draft of shorter context is asked as long as it can be.
+      draws: makes a round's draws from (key, number of nodes, root position), as in the compiled loop.
+        Another one is for audits: see `jaxspec.draws.DrawRound` for what it must not do.
     """
 
     target: Target | Provider
@@ -65,6 +67,7 @@ class Decoder:
     _: dataclasses.KW_ONLY
     bonus: bool = True
     max_context: int | None = None
+    draws: DrawRound = round_draws
 
     def __post_init__(self) -> None:
         """Raise ValueError for arguments of another kind, and for tokens of another vocabulary."""
@@ -73,6 +76,7 @@ class Decoder:
         assert_bool("bonus", self.bonus)
         if self.max_context is not None:
             assert_length("max_context", self.max_context)
+        assert_draw_round(self.draws)
 
     def describe(self) -> dict[str, Any]:
         """Return JSON-serialisable values that decide the text, for states and records."""
@@ -127,7 +131,9 @@ class Decoder:
         if state.ending != Ending.NONE:
             raise ValueError(f"the decode is finished: {state.ending.name.lower()}")
         position, rule = len(state.tokens) - 1, self.drafter.rule
-        draws = _round_draws(state.request.key, self.drafter.capacity.max_nodes, position)
+        draws = _jitted_draws(self.draws)(
+            state.request.key, self.drafter.capacity.max_nodes, position
+        )
         draft = self.propose(state, draws.draft)
         if draft.pairs is not None:
             draws = dataclasses.replace(draws, draft=draft.pairs)

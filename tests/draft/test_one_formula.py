@@ -22,6 +22,7 @@ from helpers.small import (
     provider,
 )
 
+import jaxspec as js
 from jaxspec.decode import CompiledDecoder, Decoder
 from jaxspec.draft import (
     AdaptiveTree,
@@ -73,6 +74,36 @@ def test_both_loops_decode_one_text_with_a_callable_and_with_a_network(name: str
             host = Decoder(target, drafter, bonus=bonus, max_context=LENGTH)
             options = {"new_tokens": BUDGETS[n], "stop_tokens": STOPS[n]}
             assert_alike(texts[n], host.run(PROMPTS[n], keys(3)[n], **options))  # type: ignore[arg-type]
+
+
+def keyed_by_position(key: jax.Array, num_nodes: int, position: jax.Array) -> js.RoundDraws:
+    """Node n of a round at root r reads the draws of position r + n, whichever round that is in."""
+    nodes = jnp.arange(num_nodes, dtype=jnp.int32)
+    each = jax.vmap(lambda n: js.round_draws(key, 1, position + n))(nodes)
+    verify = js.Draws(accept=each.verify.accept[:, 0], final=each.verify.final[0])
+    return js.RoundDraws(draft=each.draft[:, 0], verify=verify)
+
+
+def test_both_loops_take_the_same_draws_from_a_custom_function_and_from_no_other() -> None:
+    drafter = EVERY["path by block"]
+    loop = CompiledDecoder(
+        TARGET, drafter(DRAFT), max_context=LENGTH, prefill_width=4, draws=keyed_by_position
+    )
+    text = loop.run(PROMPTS, keys(3), new_tokens=BUDGETS)[0]
+    host, plain = (
+        Decoder(provider(0.0, 1.0), drafter(DRAFT), max_context=LENGTH, draws=draws)
+        for draws in (keyed_by_position, js.round_draws)
+    )
+    options = {"new_tokens": BUDGETS[0]}
+    assert_alike(text, host.run(PROMPTS[0], keys(3)[0], **options))  # type: ignore[arg-type]
+    assert plain.run(PROMPTS[0], keys(3)[0], **options).tokens != text.tokens  # type: ignore[arg-type]
+    record = host.step(host.start(PROMPTS[0], keys(3)[0], **options))[1]  # type: ignore[arg-type]
+    wanted = keyed_by_position(
+        keys(3)[0], drafter(DRAFT).capacity.max_nodes, jnp.int32(record.position)
+    )
+    np.testing.assert_array_equal(record.draws.verify.accept, wanted.verify.accept)
+    with pytest.raises(ValueError, match="draws is 3"):
+        Decoder(provider(0.0, 1.0), draws=3)  # type: ignore[arg-type]
 
 
 # --- rows at the edges of what the loops compute

@@ -43,6 +43,9 @@ EQUIVALENT = {
     "child >= 0 -> (child) > (0)": "no child is node 0, the root",
     "child_at(tree, walk.site.node, walk.rank) >= 0 -> "
     "(child_at(tree, walk.site.node, walk.rank)) > (0)": "no child is node 0, the root",
+    "walk.depth < tree.max_depth -> (walk.depth) <= (tree.max_depth)": (
+        "a node at the greatest depth has no children"
+    ),
     "is_rejected & has_next -> ((is_rejected) | (has_next))": "sums are measured that nobody uses",
     "~reader.is_exact & ~jnp.isfinite(mass) -> ((~reader.is_exact) | (~jnp.isfinite(mass)))": (
         "the walk is repeated with exact masses though it need not be"

@@ -28,8 +28,8 @@ def assert_lossless(verify: Callable[..., Any], **how: Any) -> None:
     >>> try:
     ...     assert_lossless(emits_nothing, kind="path", randomness="numpy", budget=700)
     ... except AssertionError as error:
-    ...     print(str(error)[:51])
-    LAW RIGHT, OUTPUT INVALID: verifier of kind 'path'
+    ...     print(str(error).split(',')[1].strip())
+    OUTPUT INVALID: verifier of kind 'path'
     """
     report = check_lossless(verify, **how)
     if not report.passes:

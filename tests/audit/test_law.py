@@ -174,8 +174,8 @@ def test_a_custom_verifier_on_the_host_is_audited_as_it_is():
             tokens=numbers[:2],
             num_tokens=numbers[2],
             num_accepted=numbers[3],
-            path=jnp.array([0, -1]),
-            stop_node=jnp.int32(0),
+            path=jnp.stack([jnp.int32(0), jnp.where(numbers[3] > 0, 1, -1)]),
+            stop_node=numbers[3],
             status=jnp.int32(0),
         )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from jaxspec.audit.reference import (
     relu,
 )
 from jaxspec.audit.settings import RULES_OF_KIND, is_path, is_sampled
-from jaxspec.audit.suspects import Rows, Suspect
+from jaxspec.audit.suspects import Suspect
 from jaxspec.audit.wrong_lines import (
     EPSILONS,
     MASSES,
@@ -24,7 +24,9 @@ from jaxspec.audit.wrong_lines import (
     Change,
     above,
     after,
+    at_depth,
     before,
+    bonus_from_last_draft,
     chance,
     change_target,
     draft_of,
@@ -40,6 +42,7 @@ from jaxspec.audit.wrong_lines import (
     ratio,
     ratio_plus,
     replaced,
+    root,
     stop_at_first_failure,
     strict,
     target_of,
@@ -234,11 +237,11 @@ def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
             rows=target_of(lambda node, parents: above(node, parents) if node in parents else node),
         ),
         Suspect("row: target row of the position after", verify, rows=target_of(after)),
-        Suspect("row: every position verified with the root's row", verify, rows=target_of(_root)),
+        Suspect("row: every position verified with the root's row", verify, rows=target_of(root)),
         Suspect(
             "row: from the third token on the second's row",
             verify,
-            rows=target_of(lambda node, parents: _at_depth(node, parents, 1)),
+            rows=target_of(lambda node, parents: at_depth(node, parents, 1)),
         ),
         *(
             Suspect(
@@ -273,9 +276,7 @@ def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
     if is_sampled(kind):
         found += [
             Suspect("bonus row: drawn from q", replaced(base, bonus_row=lambda p, q: q)),
-            Suspect(
-                "bonus row: drawn from the last draft row", verify, rows=_bonus_from_last_draft
-            ),
+            Suspect("bonus row: drawn from the last draft row", verify, rows=bonus_from_last_draft),
             Suspect("row: draft row of the position before", verify, rows=draft_of(above)),
             Suspect("row: draft row of the position after", verify, rows=draft_of(after)),
             Suspect(
@@ -285,25 +286,6 @@ def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
             ),
         ]
     return found
-
-
-def _bonus_from_last_draft(rows: Rows, parents: Sequence[int]) -> Rows:
-    def changed(node: int) -> tuple[Row, Row]:
-        p, q = rows(node)
-        return (p if node in parents else rows(above(node, parents))[1], q)
-
-    return changed
-
-
-def _root(node: int, parents: Sequence[int]) -> int:
-    return 0
-
-
-def _at_depth(node: int, parents: Sequence[int], depth: int) -> int:
-    path = [node]
-    while path[0] > 0:
-        path.insert(0, parents[path[0]])
-    return path[min(depth, len(path) - 1)]
 
 
 def _draft_laws(base: PlainRule, kind: str) -> list[Suspect]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.audit import observed as observations
 from jaxspec.audit.diagnosis import fitting_faults
-from jaxspec.audit.foreign import RANDOMNESS, Foreign, text_of
+from jaxspec.audit.foreign import RANDOMNESS, Foreign
 from jaxspec.audit.instances import Instance
 from jaxspec.audit.lossless_report import InstanceResult, LosslessReport, Shift
 from jaxspec.audit.observed import Observed, complete, complete_counts, marginal, num_accepted
@@ -121,7 +121,7 @@ def check_lossless(
         if progress:
             progress(what, done, steps)
 
-    problems = _repeat(foreign, settings[min(2, len(settings) - 1)])
+    problems = observations.repeat(foreign, settings[min(2, len(settings) - 1)])
     found = [Observed(setting) for setting in settings]
     share = max(budget // len(settings), 1)
     sampled = list(range(len(settings)))
@@ -197,47 +197,6 @@ def _assert_arguments(
     assert_bool("bonus", bonus)
     assert_whole("budget", budget, 1)
     assert_whole("seed", seed, 0)
-
-
-def _repeat(foreign: Foreign, setting: Setting) -> dict[str, str]:
-    """Check that a verifier depends on its arguments alone, and not on the rest of a batch."""
-    seeds = np.arange(12)
-    drawings = seeds * 5 % len(setting.tokens)
-
-    def texts(order: np.ndarray, size: int | None = None) -> list[list[int]]:
-        sources = foreign.sources(setting, seeds[order])
-        found = (
-            foreign.emit(setting, drawings[order], sources)
-            if size is None
-            else foreign.emit_batches(setting, drawings[order], sources, size)
-        )
-        rows = {int(n): text_of(row) for n, row in zip(order, found.tokens.tolist(), strict=True)}
-        return [rows[n] for n in sorted(rows)]
-
-    def first_difference(ours: list[list[int]], theirs: list[list[int]]) -> str:
-        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if a != b:
-                where = f"in instance {setting.name!r}, candidates "
-                return f"{a} and {b}, {where}{setting.tokens[drawings[place]][1:].tolist()}"
-        return ""
-
-    problems = {}
-    texts(seeds)  # modified arguments are seen here, and copied from then on
-    first = texts(seeds)
-    if difference := first_difference(first, texts(seeds)):
-        problems["seed"] = f"the same randomness gives different tokens: {difference}"
-    elif foreign.batched:
-        for what, order, size in (
-            ("in another order", seeds[::-1], 12),
-            ("in a batch of three", seeds, 3),
-            ("in a batch of one", seeds, 1),
-        ):
-            if difference := first_difference(first, texts(order, size)):
-                problems["batch"] = (
-                    f"a sequence's tokens depend on its batch: {what} it gives {difference}"
-                )
-                break
-    return problems
 
 
 # --- verdicts

@@ -154,6 +154,29 @@ def leaf_above(node: int, parents: Sequence[int]) -> int:
     return node if node in parents else max(parents[node], 0)
 
 
+def bonus_from_last_draft(rows: Rows, parents: Sequence[int]) -> Rows:
+    """Give a leaf the draft row that its own token was drawn from."""
+
+    def changed(node: int) -> tuple[Row, Row]:
+        p, q = rows(node)
+        return (p if node in parents else rows(above(node, parents))[1], q)
+
+    return changed
+
+
+def root(node: int, parents: Sequence[int]) -> int:
+    """Return the root."""
+    return 0
+
+
+def at_depth(node: int, parents: Sequence[int], depth: int) -> int:
+    """Return the ancestor at a depth, or the node itself if it is not deeper."""
+    path = [node]
+    while path[0] > 0:
+        path.insert(0, parents[path[0]])
+    return path[min(depth, len(path) - 1)]
+
+
 def stop_at_first_failure(nodes: Nodes, choices: Choices) -> PlainOutcome:
     """Verify a path by the block rule from the root on, up to the first failure."""
     path, a = [0], 1.0

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.audit.choices import Uniforms
-from jaxspec.audit.instances import processed
+from jaxspec.audit.instances import laws_of, processed
 from jaxspec.audit.reference import (
     Choices,
     Nodes,
@@ -156,8 +156,7 @@ def _sound(rule: Rule, plain: PlainRule, seed: int, is_logits: bool) -> _Case:
         logits, near = (
             np.asarray(jax.nn.softmax(jnp.asarray(x)), np.float32) for x in (logits, near)
         )
-        target, draft = (x.astype(np.float64) for x in (logits, near))
-        target, draft = (x / x.sum(axis=1, keepdims=True) for x in (target, draft))
+        target, draft = laws_of(logits), laws_of(near)
     tokens = _draw_candidates(rule, parents, draft, target, generator)
     tree, bonus = _tree(rule, parents, tokens), bool(seed % 2)
     accept, final = generator.random(len(parents)), generator.random(2)
@@ -191,7 +190,7 @@ def processed_rows(logits: np.ndarray, settings: tuple[float, int, float]) -> np
     """Return the laws of rows of logits at settings, float64."""
     exact = logits.astype(np.float64)
     weights = np.exp(exact - exact.max(axis=1, keepdims=True))
-    return np.stack([processed(row / row.sum(), *settings) for row in weights])
+    return np.stack([processed(row, *settings) for row in laws_of(weights)])
 
 
 def _draw_candidates(

@@ -32,6 +32,9 @@ Play = Callable[[Any, jax.Array], Any]
 UNITS = 2**24
 """Grid points of a draw: k / 2^24 for k = 0 ... 2^24 - 1."""
 
+TOLERANCE = 1e-6
+"""Total variation that a law found by search may have from the true one: edges are known to 2^-24."""
+
 _UNSEEN = 1e-6
 """Probability that is accepted of not seeing draws whose outcome is not that of their box."""
 

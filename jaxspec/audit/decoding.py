@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.audit.boxes import UNITS, Cells, search
+from jaxspec.audit.boxes import TOLERANCE, UNITS, Cells, search
 from jaxspec.audit.reuse import reused_draws
 from jaxspec.audit.rounds import causal_nodes, draws_of
-from jaxspec.checks import Progress
+from jaxspec.audit.statistics import total_variation
+from jaxspec.checks import Progress, assert_whole
 from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores
 from jaxspec.decode.target import as_target
 from jaxspec.draft import HostDraft
@@ -38,9 +39,6 @@ from jaxspec.verify import Verdict, Verifier
 
 _TOGETHER = 32
 """Rounds whose verification is searched in one go."""
-
-_KEYS = 8
-"""Keys that a decoder runs with as it is, to see whether it reads draws twice."""
 
 _NEAR = 2
 """Units of 2^-24 within which rounding leaves an edge of a draft's draw."""
@@ -74,7 +72,7 @@ class DecodingLaw:
     def failures(self) -> tuple[str, ...]:
         """Say which checks failed and by how much; empty if the decoder is proved here."""
         checks = {
-            f"total variation {self.tv:.1e} from the target's law": self.tv > 1e-6,
+            f"total variation {self.tv:.1e} from the target's law": self.tv > TOLERANCE,
             f"text of target probability 0 with probability {self.impossible:.1e}": (
                 self.impossible > 0
             ),
@@ -94,6 +92,7 @@ def decoding_law(
     prompt: Context,
     *,
     batch: int = 256,
+    num_keys: int = 8,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> DecodingLaw:
@@ -111,6 +110,8 @@ def decoding_law(
       decoder: vocabularies up to 512 tokens, for which one number draws a token.
       prompt: token ids.
       batch: evaluations in one call of a compiled verification.
+      num_keys: keys that the decoder decodes with as it is, to see whether it reads draws twice; at
+        least two of them must show it. 0 leaves that out.
       progress: called as progress(what, tokens of the text done, all) after each text whose proposals
         were found, and within and after the searches.
       **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `jaxspec.decode.Options`.
@@ -122,6 +123,7 @@ def decoding_law(
       ValueError: the prompt is empty, the vocabulary is larger, or proposals are not a function of
         the context, the depth and the draft draws.
     """
+    assert_whole("num_keys", num_keys, 0)
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
     start = decoder.start(prompt, jax.random.key(0), **options)
@@ -158,15 +160,14 @@ def decoding_law(
     done = steps
     report(f"{searches:,} proposals")
     target_texts = _target_law(decoder, start, steps)
-    every = {*texts, *target_texts}
     return DecodingLaw(
         texts=dict(texts),
         target_texts=target_texts,
-        tv=sum(abs(texts.get(t, 0.0) - target_texts.get(t, 0.0)) for t in every) / 2,
+        tv=total_variation(texts, target_texts),
         impossible=sum(mass for t, mass in texts.items() if target_texts.get(t, 0.0) == 0),
         searches=searches,
         misses=misses,
-        reused=reused_draws(decoder, prompt, num_keys=_KEYS, **options),
+        reused=reused_draws(decoder, prompt, num_keys=num_keys, **options),
     )
 
 

@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.audit.boxes import UNITS
 from jaxspec.audit.settings import Setting, is_path
 from jaxspec.extras import require
+from jaxspec.trees import NONE
 
 RANDOMNESS = ("uniforms", "jax_key", "numpy", "torch", "seed")
 """What a foreign verifier draws from: explicit uniforms, a key, a generator, or an integer."""
 
 Sources = Any
 """Sources of randomness, one for each call: a list, or an array with a leading axis."""
-
-NONE = -1
 
 _TRACED_BATCH = 256
 _HOST_BATCH = 32
@@ -80,8 +80,8 @@ class Foreign:
         """Return one fresh source of randomness for each seed, int64 [L]."""
         if self.randomness == "uniforms":
             size = self.num_axes(setting)
-            draws = [np.random.default_rng(seed).integers(0, 2**24, size) for seed in seeds]
-            return (np.array(draws).reshape(len(seeds), size) / 2**24).astype(np.float32)
+            draws = [np.random.default_rng(seed).integers(0, UNITS, size) for seed in seeds]
+            return (np.array(draws).reshape(len(seeds), size) / UNITS).astype(np.float32)
         if self.randomness == "jax_key":
             return jax.vmap(jax.random.key)(jnp.asarray(seeds.astype(np.uint32)))
         if self.randomness == "numpy":
@@ -102,8 +102,8 @@ class Foreign:
                 self._running = list(self.sources(setting, seeds))
             return self.emit(setting, drawings, self._running)
         if self.randomness == "uniforms":
-            draws = generator.integers(0, 2**24, (len(drawings), self.num_axes(setting)))
-            return self.emit(setting, drawings, (draws / 2**24).astype(np.float32))
+            draws = generator.integers(0, UNITS, (len(drawings), self.num_axes(setting)))
+            return self.emit(setting, drawings, (draws / UNITS).astype(np.float32))
         if self.randomness == "jax_key":
             key = jax.random.key(int(generator.integers(0, 2**31)))
             return self.emit(setting, drawings, jax.random.split(key, len(drawings)))

@@ -99,6 +99,12 @@ def processed(row: np.ndarray, temperature: float, top_k: int, top_p: float) -> 
     return weights / weights.sum()
 
 
+def laws_of(table: np.ndarray) -> np.ndarray:
+    """Return the laws of stored rows, row / sum(row), in float64."""
+    rows = table.astype(np.float64)
+    return rows / rows.sum(axis=-1, keepdims=True)
+
+
 def floats(row: Sequence[Fraction | float | int]) -> list[float]:
     """Return the entries of a row; fractions in text are numbers too, NaN and infinity are not."""
     return [float(Fraction(entry)) for entry in row]

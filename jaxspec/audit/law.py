@@ -10,18 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.audit.boxes import Cells, search
+from jaxspec.audit.boxes import TOLERANCE, Cells, search
 from jaxspec.audit.choices import exact_outcomes
-from jaxspec.audit.instances import Instance
+from jaxspec.audit.instances import Instance, laws_of
 from jaxspec.audit.reference import PLAIN_RULES, PlainRule, plain_program
 from jaxspec.audit.rounds import DraftLength, DrawSiblings, MakeRows, make_round
+from jaxspec.audit.statistics import total_variation
 from jaxspec.audit.verdicts import field_faults, outcome_law, replay_faults
 from jaxspec.checks import Progress, assert_kind
 from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule, Verifier
 from jaxspec.verify.rules import assert_rule
-
-_TOLERANCE = 1e-6
 
 _REPLAYS = 256
 """Random draws at which verdicts are compared with the plain rule's."""
@@ -75,18 +74,18 @@ class Law:
             "of draws between the edges has another outcome, or draws are read in another order": (
                 self.cells.misses > 0
             ),
-            f"total variation {self.tv:.1e} from the target's law": self.tv > _TOLERANCE,
+            f"total variation {self.tv:.1e} from the target's law": self.tv > TOLERANCE,
             f"text of target probability 0 with probability {self.impossible:.1e}": (
                 self.impossible > 0
             ),
             f"a status that is not 0 with probability {self.flagged:.1e}": (
-                self.flagged > _TOLERANCE
+                self.flagged > TOLERANCE
             ),
             f"accepts {self.expected_accepted:.6f} tokens a round, the rule {known:.6f}": (
-                abs(self.expected_accepted - known) > _TOLERANCE
+                abs(self.expected_accepted - known) > TOLERANCE
             ),
             f"total variation {self.verdict_tv or 0:.1e} from the rule's law of verdicts": (
-                (self.verdict_tv or 0) > _TOLERANCE
+                (self.verdict_tv or 0) > TOLERANCE
             ),
         }
         return (*(what for what, is_wrong in checks.items() if is_wrong), *self.details)
@@ -209,7 +208,7 @@ def exact_law(
         text[emitted] += mass * law_of_text(table, length, emitted)
     details = field_faults(played, cells)
     tv = float(np.abs(text - target).sum() / 2)
-    if tv > _TOLERANCE:
+    if tv > TOLERANCE:
         details.append(_first_difference(text, target))
     known = verdict_tv = None
     if reference is None and draw is None and num_drafted is None:
@@ -219,15 +218,17 @@ def exact_law(
             reference,
             rule.proposal,
             played.world.tree,
-            *(_laws(np.asarray(rows)) for rows in (played.world.target, played.world.draft)),
+            *(laws_of(np.asarray(rows)) for rows in (played.world.target, played.world.draft)),
             bonus=instance.bonus,
         )
         wanted, found = exact_outcomes(program), outcome_law(cells)
         known = sum(mass * outcome.num_accepted for outcome, mass in wanted.items())
-        off = {o: found.get(o, 0.0) - wanted.get(o, 0.0) for o in {*found, *wanted}}
-        verdict_tv = sum(map(abs, off.values())) / 2
-        if verdict_tv > _TOLERANCE:
-            most = max(off, key=lambda outcome: abs(off[outcome]))
+        verdict_tv = total_variation(found, wanted)
+        if verdict_tv > TOLERANCE:
+            most = max(
+                {*found, *wanted},
+                key=lambda each: abs(found.get(each, 0.0) - wanted.get(each, 0.0)),
+            )
             details.append(
                 f"accepted nodes {list(most.path[1:])} and tokens {list(most.tokens)} have "
                 f"probability {found.get(most, 0.0):.6f}, by the rule {wanted.get(most, 0.0):.6f}"
@@ -253,18 +254,12 @@ def exact_law(
     )
 
 
-def _laws(table: np.ndarray) -> np.ndarray:
-    """Return the laws of stored rows, row / sum(row) in float64."""
-    rows = table.astype(np.float64)
-    return rows / rows.sum(axis=-1, keepdims=True)
-
-
 def _first_difference(text: np.ndarray, target: np.ndarray) -> str:
     """Say at which token the law of a text first differs, and for which token most."""
     for position in range(text.ndim):
         rest = tuple(range(position + 1, text.ndim))
         found, wanted = text.sum(axis=rest), target.sum(axis=rest)
-        if np.abs(found - wanted).sum() / 2 > _TOLERANCE / 2 or position == text.ndim - 1:
+        if np.abs(found - wanted).sum() / 2 > TOLERANCE / 2 or position == text.ndim - 1:
             break
     most = np.unravel_index(np.argmax(np.abs(found - wanted)), found.shape)
     before, token = [int(x) for x in most[:-1]], int(most[-1])
@@ -288,6 +283,6 @@ def law_of_text(table: np.ndarray, length: int, prefix: tuple[int, ...] = ()) ->
     places = np.array(functools.reduce(lambda place, token: place * vocab + token + 1, prefix, 0))
     law = np.array(1.0)
     for _ in range(length - len(prefix)):
-        law = law[..., None] * _laws(table[places])
+        law = law[..., None] * laws_of(table[places])
         places = places[..., None] * vocab + np.arange(vocab) + 1
     return law

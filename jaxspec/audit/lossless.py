@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.audit import observed as observations
+from jaxspec.audit.boxes import TOLERANCE
 from jaxspec.audit.diagnosis import fitting_faults
 from jaxspec.audit.foreign import RANDOMNESS, Foreign
 from jaxspec.audit.instances import Instance
@@ -22,7 +23,7 @@ from jaxspec.audit.settings import (
     make_setting,
     settings_of_kind,
 )
-from jaxspec.audit.statistics import GTest, fit_test
+from jaxspec.audit.statistics import GTest, fit_test, total_variation
 from jaxspec.audit.suspects import Joint, right_rules
 from jaxspec.checks import Progress, assert_bool, assert_function, assert_whole
 from jaxspec.transfers import moves_data
@@ -32,9 +33,6 @@ FALSE_ALARM = 1e-6
 
 BUDGET = 300_000
 """Calls of the verifier by default, over all instances."""
-
-TOLERANCE = 1e-6
-"""Total variation that a law found by search may have from the target's: edges are known to 2^-24."""
 
 _STAGES = (0.04, 0.2, 1.0)
 _FITS = 1e-4
@@ -209,7 +207,7 @@ def _result(seen: Observed, level: float, generator: np.random.Generator) -> Ins
     text: Mapping[Text, float] = complete(seen)
     lengths = range(1, setting.depth + 2)
     if seen.is_exact:
-        tvs = {n: _tv(marginal(text, n), marginal(setting.text, n)) for n in lengths}
+        tvs = {n: total_variation(marginal(text, n), marginal(setting.text, n)) for n in lengths}
         wrong = [n for n in lengths if tvs[n] > TOLERANCE]
         test, bias, interval = None, tvs[lengths[-1]], None
         shown = wrong[0] if wrong else lengths[-1]
@@ -246,11 +244,6 @@ def _result(seen: Observed, level: float, generator: np.random.Generator) -> Ins
         expected=expected,
         observed=observed,
     )
-
-
-def _tv(first: Mapping[Text, float], second: Mapping[Text, float]) -> float:
-    keys = {*first, *second}
-    return sum(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in keys) / 2
 
 
 def _fit(counts: Mapping[Any, float], law: Mapping[Any, float], level: float) -> GTest:
@@ -350,9 +343,7 @@ def _suspects(
 def _score(seen: Observed, law: Joint) -> float | None:
     """Return the log likelihood of what was observed under a law; None if it is excluded."""
     if seen.is_exact:
-        keys = {*seen.joint, *law}
-        distance = sum(abs(seen.joint.get(key, 0.0) - law.get(key, 0.0)) for key in keys) / 2
-        return None if distance > _FITS else 0.0
+        return None if total_variation(seen.joint, law) > _FITS else 0.0
     if (
         any(law.get(key, 0.0) <= 0 for key in seen.joint)
         or _fit(seen.joint, law, _FITS).p_value <= _FITS

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxspec.audit.boxes import UNITS, cut
-from jaxspec.audit.foreign import NONE, Emissions, Foreign, text_of
+from jaxspec.audit.foreign import Emissions, Foreign, text_of
 from jaxspec.audit.settings import Setting, Text
 from jaxspec.audit.suspects import Joint
+from jaxspec.trees import NONE
 
 _REPLAYS = 8
 

@@ -2,7 +2,9 @@
 
 Such noise is not independent of the text that it continues, and no law of one round shows it. Draws
 that an earlier round made but did not look at may be read later: token verification stays lossless
-with draws keyed by the position of the token, block verification does not.
+with draws keyed by the position of the token, block verification does not. Draws are compared as
+values, each with those of its role (draft, accept, final): one that is used again in another role, or
+changed, is not seen.
 """
 
 from typing import Unpack

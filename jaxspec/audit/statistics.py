@@ -2,9 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+T = TypeVar("T", bound=Hashable)
 
 _LEAST_EXPECTED = 5.0
 
@@ -110,6 +114,12 @@ def fit_test(
     degrees = len(shares) - 1
     correction = 1 + (float(np.sum(1 / shares)) - 1) / (6 * size * max(degrees, 1))
     return _test(observed, size * shares, correction, (size, 0), level, power)
+
+
+def total_variation(first: Mapping[T, float], second: Mapping[T, float]) -> float:
+    """Return the total variation between two laws, or measures, by outcome."""
+    outcomes = {*first, *second}
+    return sum(abs(first.get(each, 0.0) - second.get(each, 0.0)) for each in outcomes) / 2
 
 
 def _counts(name: str, counts: ArrayLike) -> np.ndarray:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxspec.audit import GTest, decoding_law, g_test
+from jaxspec.audit.statistics import total_variation
 from jaxspec.checks import Progress, assert_whole
 from jaxspec.decode import (
     Decoder,
@@ -302,9 +303,8 @@ def compare_laws(
     decoders = (first, second)
     if tokens * math.log2(a.vocab) <= math.log2(EXACT_TEXTS):
         options["new_tokens"] = tokens
-        laws = [decoding_law(decoder, tuple(prompt), **options) for decoder in decoders]
-        every = {*laws[0].texts, *laws[1].texts}
-        tv = sum(abs(laws[0].texts.get(t, 0.0) - laws[1].texts.get(t, 0.0)) for t in every) / 2
+        laws = [decoding_law(each, tuple(prompt), num_keys=0, **options) for each in decoders]
+        tv = total_variation(laws[0].texts, laws[1].texts)
         worst = max(law.tv if law.misses == 0 else 1.0 for law in laws)
         return LawComparison(tokens=tokens, tv=tv, target_tv=worst, test=None)
     options["new_tokens"] = max(cast(int, options.get("new_tokens", 64)), tokens)

@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxspec.audit.instances import Context, Instance, RowsByContext, alike, floats
-from jaxspec.audit.reference import Choices, PlainOutcome, PlainRule, plain_program
 from jaxspec.checks import struct
 from jaxspec.draws import Draws
 from jaxspec.logits import Logits
@@ -151,10 +149,10 @@ def make_round(
     settings = (instance.temperature, instance.top_k, instance.top_p)
     world = World(
         tree=tree,
-        target=target,
-        draft=draft,
-        stored_target=stored_target,
-        stored_draft=stored_draft,
+        target=jnp.asarray(target),
+        draft=jnp.asarray(draft),
+        stored_target=jnp.asarray(stored_target),
+        stored_draft=jnp.asarray(stored_draft),
         settings=jnp.asarray(settings, jnp.float32),
         bonus=jnp.asarray(instance.bonus),
         looked_at=jnp.asarray(looked_at(tree, deepest_first=tests_deepest_first)),
@@ -189,20 +187,6 @@ def make_round(
         causal_order=places(order),
         lazy_order=places(lazy) if is_sampled and num_drafted is None else None,
     )
-
-
-def plain_round(
-    rule: PlainRule, instance: Instance, kind: type[Proposal]
-) -> Callable[[Choices], PlainOutcome]:
-    """Return the round that a plain rule plays in an instance; see `plain_program`."""
-    tree, vocab = layout(instance), instance.vocab
-    target, draft = (
-        np.asarray(
-            _tables(instance, rows, vocab, tree.max_depth, np.dtype(np.float64), host=True)[0]
-        )
-        for rows in (instance.target, instance.draft or instance.target)
-    )
-    return plain_program(rule, kind, tree, target, draft, bonus=instance.bonus)
 
 
 @functools.lru_cache(maxsize=64)
@@ -318,13 +302,11 @@ def _tables(
     vocab: int,
     depth: int,
     dtype: np.dtype,
-    *,
-    host: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Lay rows out by context, tokens beyond the instance's vocabulary with probability 0.
 
     Returns:
-      (the laws, what is stored), [contexts, V]; NumPy arrays with `host`.
+      (the laws, what is stored), [contexts, V].
     """
     contexts = itertools.chain.from_iterable(
         itertools.product(range(vocab), repeat=n) for n in range(depth + 1)
@@ -342,7 +324,7 @@ def _tables(
     # Rounded once, from the exact value to the type that the rows are stored in.
     laws = laws.astype(dtype)
     stored = stored.astype(dtype) if instance.is_processed else laws
-    return (laws, stored) if host else (jnp.asarray(laws), jnp.asarray(stored))
+    return laws, stored
 
 
 # --- what can matter when

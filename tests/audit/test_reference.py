@@ -1,20 +1,41 @@
 """The plain rules: their exact laws are the target's, and agree with what is known in fractions."""
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 import jaxspec as js
 from jaxspec import audit
 from jaxspec.audit.choices import Uniforms, exact_outcomes
-from jaxspec.audit.reference import PLAIN_RULES
-from jaxspec.audit.rounds import plain_round
+from jaxspec.audit.instances import Instance, RowsByContext
+from jaxspec.audit.reference import PLAIN_RULES, Choices, PlainOutcome, plain_program
+from jaxspec.audit.rounds import layout
+
+
+def plain_round(name: str, instance: Instance) -> Callable[[Choices], PlainOutcome]:
+    tree = layout(instance)
+    contexts = [
+        context
+        for length in range(tree.max_depth + 1)
+        for context in itertools.product(range(instance.vocab), repeat=length)
+    ]
+
+    def table(rows: RowsByContext) -> np.ndarray:
+        other = instance.processed(rows[()])
+        return np.array([instance.processed(rows[c]) if c in rows else other for c in contexts])
+
+    target, draft = table(instance.target), table(instance.draft or instance.target)
+    kind = js.RULES[name].proposal
+    return plain_program(PLAIN_RULES[name], kind, tree, target, draft, bonus=instance.bonus)
 
 
 @pytest.mark.parametrize("name", js.RULES)
 def test_a_plain_rule_accepts_what_is_known_and_emits_the_targets_first_token(name: str):
     rule = js.RULES[name]
     for instance in audit.instances_for(rule):
-        law = exact_outcomes(plain_round(PLAIN_RULES[name], instance, rule.proposal))
+        law = exact_outcomes(plain_round(name, instance))
         assert sum(law.values()) == pytest.approx(1, abs=1e-12)
         first = np.zeros(instance.vocab)
         for outcome, mass in law.items():

@@ -58,7 +58,7 @@ class StoredRow:
     def sum(self, quantity: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         """Sum `quantity(entries, tokens)`, float32 [size] for stored entries [size], over the row."""
 
-        def piece(start: Any, size: int) -> tuple[jax.Array]:
+        def piece(start: Any, size: int, _: jax.Array | None) -> tuple[jax.Array]:
             return (quantity(self.read(start, size), tokens_from(start, size)),)
 
         return jnp.sum(tile_sums(piece, self.vocab, spans=self.spans)[0])

@@ -21,8 +21,9 @@ LEAST = float(np.finfo(np.float32).tiny)
 """The least normal float32. Smaller weights count as 0, since devices differ in whether they keep
 them; smaller temperatures are 0."""
 
-Piece: TypeAlias = Callable[[Any, int], tuple[jax.Array, ...]]
-"""Maps (start, size) to float32 [size] quantities of the tokens start .. start + size - 1."""
+Piece: TypeAlias = Callable[[Any, int, jax.Array | None], tuple[jax.Array, ...]]
+"""Maps (start, size, tokens or None) to float32 [size] quantities of the tokens start .. start +
+size - 1."""
 
 
 def weights_of(entries: jax.Array) -> jax.Array:
@@ -38,41 +39,52 @@ def tokens_from(start: Any, size: int) -> jax.Array:
     return start + jnp.arange(size, dtype=jnp.int32)
 
 
-def tile_sums(piece: Piece, vocab: int, *, spans: bool) -> tuple[jax.Array, ...]:
+def tile_sums(
+    piece: Piece, vocab: int, *, spans: bool, mended: jax.Array | None = None
+) -> tuple[jax.Array, ...]:
     """Sum the quantities of `piece` over consecutive tiles: a tuple of float32 [ceil(V / TILE)].
 
-    With `spans` the row is read a span of tiles at a time, which is fast on CPU, else all at once.
+    Args:
+      piece: gives the quantities of a stretch; the tokens are given to it for single tiles only.
+      vocab: V.
+      spans: read the row a span of tiles at a time, which is fast on CPU, else all at once.
+      mended: int32 [C], tiles that are summed once more, with their tokens given.
     """
     full, tail = divmod(vocab, TILE)
 
-    def sums(start: Any, tiles: int) -> tuple[jax.Array, ...]:
-        return tuple(
-            sum_rows(x.reshape(tiles, TILE), spans=spans) for x in piece(start, tiles * TILE)
-        )
+    def of_tile(tile: jax.Array) -> tuple[jax.Array, ...]:
+        start, size = tile_span(tile, vocab)
+        tokens = tokens_from(start, size)
+        is_inside = tokens >= tile * TILE  # the last tile may be short
+        return tuple(jnp.sum(jnp.where(is_inside, x, 0.0)) for x in piece(start, size, tokens))
+
+    if not full:
+        return tuple(x[None] for x in of_tile(jnp.int32(0)))
+
+    def of_tiles(first: Any, tiles: int) -> tuple[jax.Array, ...]:
+        quantities = piece(first * TILE, tiles * TILE, None)
+        return tuple(sum_rows(x.reshape(tiles, TILE), spans=spans) for x in quantities)
 
     span = min(SPAN, full) if spans else full
-    parts = []
-    if span:
-        trips, rest = divmod(full, span)
-        if trips > 1:
-            one = zeros_like_result(lambda: sums(jnp.int32(0), span))
-            empty = tuple(jnp.tile(x, trips) for x in one)
+    sums = zeros_like_result(lambda: of_tiles(jnp.int32(0), full))
 
-            def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                new = sums(trip * (span * TILE), span)
-                return tuple(
-                    lax.dynamic_update_slice(old, x, (trip * span,))
-                    for old, x in zip(done, new, strict=True)
-                )
+    def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first = jnp.minimum(trip * span, full - span)  # the last two spans may overlap
+        new = of_tiles(first, span)
+        return tuple(
+            lax.dynamic_update_slice(old, x, (first,)) for old, x in zip(done, new, strict=True)
+        )
 
-            parts.append(fori_loop(trips, body, empty))
-        else:
-            parts.append(sums(0, span))
-        if rest:
-            parts.append(sums(trips * span * TILE, rest))
+    sums = fori_loop(-(-full // span), body, sums) if full > span else of_tiles(0, full)
+    singles = [] if mended is None else [mended]
     if tail:
-        parts.append(tuple(x.sum(keepdims=True) for x in piece(full * TILE, tail)))
-    return tuple(jnp.concatenate(xs) for xs in zip(*parts, strict=True))
+        singles.append(jnp.full(1, full, jnp.int32))
+        sums = tuple(jnp.pad(x, (0, 1)) for x in sums)
+    if singles:
+        tiles = jnp.concatenate(singles)
+        again = jax.vmap(of_tile)(tiles)
+        sums = tuple(x.at[tiles].set(y) for x, y in zip(sums, again, strict=True))
+    return sums
 
 
 def sum_rows(x: jax.Array, *, spans: bool) -> jax.Array:
@@ -109,12 +121,14 @@ def draw_from_tiles(
 def invert(u: jax.Array, weights: jax.Array) -> jax.Array:
     """Return the first index whose running total exceeds `u * total`, of positive weight."""
     running = jnp.cumsum(weights)
-    index = jnp.sum(running <= u * running[-1], dtype=jnp.int32)
+    size = weights.shape[0]
+    positions = jnp.arange(size, dtype=jnp.int32)
     # Running totals are summed in parallel, so they may rise by an ulp at a weight of 0; and at the
-    # end rounding may leave none above. The choice moves on to the next positive weight.
-    positions = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    last = jnp.max(jnp.where(weights > 0, positions, 0))
-    return jnp.min(jnp.where((weights > 0) & (positions >= index), positions, last))
+    # end rounding may leave none above: then the last positive weight is chosen. Ranks below `size`
+    # are of weights whose total is above, those beyond it of the others, the last first.
+    ranks = jnp.where(running > u * running[-1], positions, 2 * size - positions)
+    rank = jnp.min(jnp.where(weights > 0, ranks, 2 * size))
+    return jnp.where(rank < size, rank, 2 * size - rank)
 
 
 def used_pair(pair: jax.Array, vocab: int) -> jax.Array:
@@ -153,7 +167,7 @@ def draw_token(pair: jax.Array, row: jax.Array) -> jax.Array:
     def piece(start: Any, size: int) -> jax.Array:
         return lax.dynamic_slice(weights, (jnp.asarray(start, jnp.int32),), (size,))
 
-    (sums,) = tile_sums(lambda start, size: (piece(start, size),), vocab, spans=False)
+    (sums,) = tile_sums(lambda start, size, _: (piece(start, size),), vocab, spans=False)
     total = jnp.sum(sums)
     is_valid = jnp.isfinite(total) & (total > 0) & jnp.all(is_uniform(used_pair(pair, vocab)))
     return jnp.where(is_valid, draw_from_tiles(pair, sums, piece, vocab), -1)

@@ -21,6 +21,7 @@ GREATEST = 2**24
 
 ROOT = 0
 NONE = -1
+TORN = -2
 """Padding: the parent of the root, an empty child slot, a padded node, a token not emitted."""
 
 
@@ -310,26 +311,20 @@ def node_depths(tree: Tree) -> jax.Array:
     return jnp.sum(ancestor_mask(tree), axis=1, dtype=jnp.int32) - 1
 
 
-def child_at(tree: Tree, node: jax.Array, rank: jax.Array) -> jax.Array:
-    """Return the child of a node by rank; -1 without such a child, or where `contradicts` is True.
+def child_slots(tree: Tree) -> jax.Array:
+    """Return the children of every node by rank, int32 [N, C + 1]; the last column is `NONE`.
 
-    Slots count only if they rise and the nodes in them have this node as their parent. So a walk
-    visits no node twice, whatever the slots hold.
+    Slots count only if they rise and the nodes in them have this node as their parent, so that a walk
+    visits no node twice, whatever the slots hold. The others are `NONE` if empty, else `TORN`.
     """
-    width = tree.max_children
-    slots = tree.children[node]
-    child = slots[jnp.minimum(rank, width - 1)]
-    elder = jnp.where(rank > 0, slots[jnp.clip(rank - 1, 0, width - 1)], node)
-    inside = jnp.clip(child, 0, tree.max_nodes - 1)
-    is_child = (rank < width) & (child > node) & (child > elder) & (child == inside)
-    return jnp.where(is_child & (tree.parents[inside] == node), child, NONE)
-
-
-def contradicts(tree: Tree, node: jax.Array, rank: jax.Array) -> jax.Array:
-    """Return whether a node's slot of this rank holds a node that is not its child."""
-    width = tree.max_children
-    slot = tree.children[node, jnp.minimum(rank, width - 1)]
-    return (rank < width) & (slot != NONE) & (child_at(tree, node, rank) < 0)
+    nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)[:, None]
+    elder = jnp.concatenate([nodes, tree.children[:, :-1]], axis=1)
+    inside = jnp.clip(tree.children, 0, tree.max_nodes - 1)
+    is_child = (tree.children > nodes) & (tree.children > elder) & (tree.children == inside)
+    is_child &= tree.parents[inside] == nodes
+    absent = jnp.where(tree.children == NONE, NONE, TORN)
+    slots = jnp.where(is_child, tree.children, absent)
+    return jnp.pad(slots, ((0, 0), (0, 1)), constant_values=NONE)
 
 
 def _level_sizes(tree: Tree, depths: jax.Array, is_node: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from jaxspec.loops import choose, when, while_loop
 from jaxspec.proposals import Proposal, Remainder, whole_row
 from jaxspec.rows import RowsLike
 from jaxspec.tiles import is_uniform
-from jaxspec.trees import ROOT, child_at, contradicts
+from jaxspec.trees import ROOT, TORN
 from jaxspec.verify.arguments import arguments, assert_path
 from jaxspec.verify.batching import run
 from jaxspec.verify.kernel import Test, final_draw, measure, test
@@ -40,7 +40,7 @@ class _Ending(enum.IntEnum):
 class _Frame:
     """A node on the way from the root to the current one."""
 
-    site: Site
+    node: jax.Array  # []
     rank: jax.Array  # [] child to be entered next
     left: Remainder
 
@@ -48,9 +48,22 @@ class _Frame:
 @struct
 class _Walk:
     frames: _Frame  # every field with a leading [D + 1]
+    sites: Site  # the same nodes once their rows are read; every field with a leading [D + 1]
     depth: jax.Array  # []
+    is_new: jax.Array  # [] the rows of the node at `depth` have not been read
     status: jax.Array  # []
     is_lost: jax.Array  # [] a row that was read is invalid: no token is drawn
+    ending: jax.Array  # [] an `_Ending`
+
+
+@struct
+class _Move:
+    """A step down or up the tree: where it leads, and the frame there."""
+
+    frame: _Frame
+    depth: jax.Array  # [] of the frame, and of the node to go on with
+    is_new: jax.Array  # [] that node was entered just now
+    status: jax.Array  # [] bits of `Status`
     ending: jax.Array  # [] an `_Ending`
 
 
@@ -70,69 +83,76 @@ def bottom_up(reader: RowReader) -> tuple[Verdict, jax.Array]:
     is_failed = walk.ending == _Ending.FAILED
     is_doubtful = walk.ending == _Ending.DOUBTFUL
     depth = jnp.where(is_failed, 0, walk.depth)
-    last = _at(walk.frames, depth)
+    site, left = _at(walk.sites, depth), _at(walk.frames.left, depth)
     may_draw = ~is_failed & ~walk.is_lost & ~is_doubtful
-    token, status, is_off = final_draw(reader, last.site, last.left, may_draw, assumes_draft=False)
-    path = walk.frames.site.node
-    verdict = conclude(tree, path, last.site.node, depth, token, walk.status | status)
+    token, status, is_off = final_draw(reader, site, left, may_draw, assumes_draft=False)
+    path = walk.frames.node
+    verdict = conclude(tree, path, site.node, depth, token, walk.status | status)
     return verdict, is_doubtful | is_off
 
 
 def _start(reader: RowReader) -> _Walk:
     tree = reader.tree
-    root = _enter(reader, jnp.int32(ROOT), jnp.float32(1))
-    has_rows = reader.has_children(jnp.int32(ROOT))
+    root = _entered(reader, jnp.int32(ROOT), jnp.float32(1))
     is_torn = tree.level_sizes[0] != 1  # a path of an impossible length, for example
+
+    def stacked(one: T) -> T:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (tree.max_depth + 1, *x.shape)), one)
+
     return _Walk(
-        frames=jax.tree.map(lambda x: jnp.broadcast_to(x, (tree.max_depth + 1, *x.shape)), root),
+        frames=stacked(root),
+        sites=stacked(reader.unvisited()),
         depth=jnp.int32(0),
-        status=jnp.where(has_rows, root.site.status, 0) | flag(is_torn, Status.BAD_TREE),
-        is_lost=has_rows & root.site.is_lost,
+        is_new=jnp.ones((), bool),
+        status=flag(is_torn, Status.BAD_TREE),
+        is_lost=jnp.zeros((), bool),
         ending=_end(jnp.int32(_Ending.NONE), is_torn, _Ending.FAILED),
     )
 
 
-def _enter(reader: RowReader, node: jax.Array, weight: jax.Array) -> _Frame:
-    return _Frame(
-        site=reader.visit(node, jnp.ones((), bool)),
-        rank=jnp.int32(0),
-        left=whole_row(weight, reader.tree.max_children, reader.vocab),
-    )
+def _entered(reader: RowReader, node: jax.Array, weight: jax.Array) -> _Frame:
+    left = whole_row(weight, reader.tree.max_children, reader.vocab)
+    return _Frame(node=node, rank=jnp.int32(0), left=left)
 
 
 def _step(reader: RowReader, walk: _Walk) -> _Walk:
     tree = reader.tree
     here = _at(walk.frames, walk.depth)
-    slot = child_at(tree, here.site.node, here.rank)
+    site = choose(walk.is_new, reader.visit(here.node, walk.is_new), _at(walk.sites, walk.depth))
+    walk = replace(walk, sites=_put(walk.sites, walk.depth, site))
+    is_read = walk.is_new & reader.has_children(here.node)
+    slot = reader.slots[here.node, here.rank]
     is_too_deep = (slot >= 0) & (walk.depth >= tree.max_depth)
-    is_torn = is_too_deep | contradicts(tree, here.site.node, here.rank)
-    child = jnp.where(is_too_deep | here.site.is_lost, -1, slot)
-    down, up = _descend(reader, walk, here, child), _leave(reader, walk, here, child < 0)
-    after = choose(child >= 0, down, up)
+    is_torn = is_too_deep | (slot == TORN)
+    is_down = (slot >= 0) & ~is_too_deep & ~site.is_lost
+    down = _descend(reader, walk, site, here, is_down, jnp.maximum(slot, 0))
+    move = choose(is_down, down, _leave(reader, walk, here, ~is_down))
     return replace(
-        after,
-        status=after.status | flag(is_torn, Status.BAD_TREE),
-        ending=_end(after.ending, is_torn, _Ending.FAILED),
+        walk,
+        frames=_put(walk.frames, move.depth, move.frame),
+        depth=move.depth,
+        is_new=move.is_new,
+        status=walk.status
+        | move.status
+        | jnp.where(is_read, site.status, 0)
+        | flag(is_torn, Status.BAD_TREE),
+        is_lost=walk.is_lost | (is_read & site.is_lost),
+        ending=_end(move.ending, is_torn, _Ending.FAILED),
     )
 
 
-def _descend(reader: RowReader, walk: _Walk, here: _Frame, child: jax.Array) -> _Walk:
+def _descend(
+    reader: RowReader, walk: _Walk, site: Site, here: _Frame, is_down: jax.Array, child: jax.Array
+) -> _Move:
     """Enter the next child with its prefix weight, or skip it."""
-    has_child = child >= 0
-    child = jnp.maximum(child, 0)
-    candidate = test(reader, here.site, here.left, child)
-    is_entered = has_child & candidate.is_possible
-    stay = replace(here, rank=jnp.where(candidate.is_possible, here.rank, here.rank + 1))
-    weight = _prefix_weight(candidate, here.left)
-    below = when(is_entered, lambda: _enter(reader, child, weight))
-    depth = jnp.where(is_entered, walk.depth + 1, walk.depth)
-    is_read = is_entered & reader.has_children(child)
-    return replace(
-        walk,
-        frames=_put(walk.frames, depth, choose(is_entered, below, stay)),
-        depth=depth,
-        status=walk.status | candidate.status | jnp.where(is_read, below.site.status, 0),
-        is_lost=walk.is_lost | (is_read & below.site.is_lost),
+    candidate = test(reader, site, here.left, child)
+    is_entered = is_down & candidate.is_possible
+    below = _entered(reader, child, _prefix_weight(candidate, here.left))
+    return _Move(
+        frame=choose(is_entered, below, replace(here, rank=here.rank + 1)),
+        depth=jnp.where(is_entered, walk.depth + 1, walk.depth),
+        is_new=is_entered,
+        status=candidate.status,
         ending=_end(walk.ending, candidate.is_doubtful, _Ending.DOUBTFUL),
     )
 
@@ -149,38 +169,37 @@ def _prefix_weight(candidate: Test, left: Remainder) -> jax.Array:
     )
 
 
-def _leave(reader: RowReader, walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Walk:
+def _leave(reader: RowReader, walk: _Walk, here: _Frame, is_done_below: jax.Array) -> _Move:
     """Keep the node, or reject it and update its parent."""
     is_root = walk.depth == 0
-    u = reader.draws.accept[here.site.node]
+    u = reader.draws.accept[here.node]
     bad_draw = ~is_root & ~is_uniform(u)
     left = here.left
     is_kept = is_root | (left.scale == 0) | (u * left.scale < left.mass)
     slack = reader.slack() * (reader.tree.max_depth + 1)
     is_close = ~is_root & (jnp.abs(u * left.scale - left.mass) <= slack * left.weight)
     above_depth = jnp.maximum(walk.depth - 1, 0)
-    above = _at(walk.frames, above_depth)
+    above, above_site = _at(walk.frames, above_depth), _at(walk.sites, above_depth)
     is_rejected = is_done_below & ~is_kept & ~bad_draw
     is_doubtful = ~reader.is_exact & is_done_below & (is_close | is_rejected)
     is_rejected &= ~is_doubtful
     # The weight the child was entered with is that of its last test, unchanged since.
-    weight = test(reader, above.site, above.left, here.site.node).weight
+    weight = test(reader, above_site, above.left, here.node).weight
     after = reader.kind.reject(above.left, weight, above.rank)
     lost = jnp.zeros((), bool)
     if reader.kind.is_measured:
         sums = when(
-            is_rejected, lambda: measure(reader, above.site, above.left, after, may_assume=False)
+            is_rejected, lambda: measure(reader, above_site, above.left, after, may_assume=False)
         )
         after = replace(after, scale=sums.deficit, mass=sums.mass, pool=sums.pool)
         lost = is_rejected & ~(jnp.isfinite(sums.mass) & jnp.isfinite(sums.deficit))
-    above = replace(above, left=after, rank=above.rank + 1)
     ending = _end(walk.ending, is_kept, _Ending.KEPT)
     ending = _end(ending, bad_draw | lost, _Ending.FAILED)
-    return replace(
-        walk,
-        frames=choose(is_kept, walk.frames, _put(walk.frames, above_depth, above)),
+    return _Move(
+        frame=choose(is_kept, here, replace(above, left=after, rank=above.rank + 1)),
         depth=jnp.where(is_kept, walk.depth, above_depth),
-        status=walk.status | flag(bad_draw, Status.BAD_DRAW) | flag(lost, Status.NON_FINITE_ROW),
+        is_new=jnp.zeros((), bool),
+        status=flag(bad_draw, Status.BAD_DRAW) | flag(lost, Status.NON_FINITE_ROW),
         ending=_end(ending, is_doubtful, _Ending.DOUBTFUL),
     )
 
@@ -190,12 +209,12 @@ def _end(ending: jax.Array, condition: jax.Array, new: _Ending) -> jax.Array:
     return jnp.maximum(ending, condition.astype(jnp.int32) * int(new))
 
 
-def _at(frames: T, depth: jax.Array) -> T:
-    return jax.tree.map(lambda x: x[depth], frames)
+def _at(stacked: T, depth: jax.Array) -> T:
+    return jax.tree.map(lambda x: x[depth], stacked)
 
 
-def _put(frames: _Frame, depth: jax.Array, frame: _Frame) -> _Frame:
-    return jax.tree.map(lambda xs, x: xs.at[depth].set(x), frames, frame)
+def _put(stacked: T, depth: jax.Array, one: T) -> T:
+    return jax.tree.map(lambda xs, x: xs.at[depth].set(x), stacked, one)
 
 
 @jax.jit

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checks import struct
-from jaxspec.loops import varying_alike, when
+from jaxspec.loops import when, zeros_like_result
 from jaxspec.proposals import Remainder
 from jaxspec.rows import UNIT_MASS, Normalizer, RowSource, StoredRow, index_of
-from jaxspec.tiles import LEAST, TILE, tile_span, tile_sums, tokens_from, weights_of
-from jaxspec.trees import ROOT, child_at
+from jaxspec.tiles import LEAST, TILE, tile_sums, tokens_from
+from jaxspec.trees import ROOT, child_slots
 from jaxspec.verify.arguments import Arguments
 from jaxspec.verify.verdict import Status, flag
 
@@ -97,7 +97,7 @@ class RowReader:
         self.draft: _Rows | None = None
         if slabs[1] is not None and given.draft is not None:
             self.draft = _Rows(slabs[1], given.draft, given.draft_room, spans)
-        self._target_masses, self._draft_masses = self._masses()
+        self.slots = child_slots(self.tree)
         parents, tokens = self.tree.parents, self.tree.tokens
         self._target_at = self.target.entries(parents, tokens)
         self._draft_at = None if self.draft is None else self.draft.entries(parents, tokens)
@@ -108,18 +108,18 @@ class RowReader:
 
     def has_children(self, node: jax.Array) -> jax.Array:
         """Return whether a node has candidates below it."""
-        return child_at(self.tree, node, jnp.int32(0)) >= 0
+        return self.slots[node, 0] >= 0
 
     def visit(self, node: jax.Array, is_entered: jax.Array) -> Site:
         """Enter a node: read what normalizing its rows needs, if they are needed."""
         needs_draft = is_entered & self.has_children(node)
         needs_target = needs_draft | (is_entered & self.may_emit(node))
-        target, target_status = self._visit(self.target, self._target_masses, node, needs_target)
+        target, target_status = self._visit(self.target, node, needs_target)
         is_outside = needs_target & (node >= self.target.room)
         draft: Normalizer = ()
         draft_status = jnp.int32(0)
         if self.draft is not None:
-            draft, draft_status = self._visit(self.draft, self._draft_masses, node, needs_draft)
+            draft, draft_status = self._visit(self.draft, node, needs_draft)
             is_outside |= needs_draft & (node >= self.draft.room)
         return Site(
             node=node,
@@ -129,6 +129,10 @@ class RowReader:
             is_lost=(target_status != 0) | is_outside,
             is_cut=draft_status != 0,
         )
+
+    def unvisited(self) -> Site:
+        """Return a site of which nothing is known, at the root."""
+        return zeros_like_result(lambda: self.visit(jnp.int32(ROOT), jnp.ones((), bool)))
 
     def at(self, site: Site, child: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return p and q at a candidate (q is 1 without draft rows), and whether they are sound."""
@@ -164,21 +168,11 @@ class RowReader:
         among them, so that the pass over all other tiles need not compare.
         """
 
-        def piece(start: Any, size: int) -> tuple[jax.Array, ...]:
-            return quantity(self.piece(site, start, size), None)
+        def piece(start: Any, size: int, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
+            return quantity(self.piece(site, start, size), tokens)
 
-        def exact(tile: jax.Array) -> tuple[jax.Array, ...]:
-            start, size = tile_span(tile, self.vocab)
-            tokens = tokens_from(start, size)
-            quantities = quantity(self.piece(site, start, size), tokens)
-            return tuple(jnp.sum(jnp.where(tokens >= tile * TILE, x, 0.0)) for x in quantities)
-
-        if self.vocab <= TILE:
-            return tuple(x[None] for x in exact(jnp.int32(0)))
-        sums = tile_sums(piece, self.vocab, spans=self.spans)
-        tiles = jnp.where(removed >= 0, removed // TILE, 0)
-        mended = jax.vmap(exact)(tiles)
-        return tuple(x.at[tiles].set(y) for x, y in zip(sums, mended, strict=True))
+        mended = jnp.where(removed >= 0, removed // TILE, 0)
+        return tile_sums(piece, self.vocab, mended=mended, spans=self.spans)
 
     def removed_tokens(self, node: jax.Array, left: Remainder) -> jax.Array:
         """Return the tokens [C] of removed siblings, -1 for the others."""
@@ -212,40 +206,14 @@ class RowReader:
     def _assumed(self) -> list[_Rows]:
         return [rows for rows in (self.target, self.draft) if rows is not None and rows.is_assumed]
 
-    def _masses(self) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return the masses of every node's rows, 1 where that is assumed; None for other sources.
-
-        An exact walk over rows of assumed unit mass is rare, so these are summed in one place, not
-        at each visit.
-        """
-        assumed = self._assumed()
-        if not assumed:
-            return None, None
-
-        def of_row(row: jax.Array) -> tuple[jax.Array, ...]:
-            def piece(start: Any, size: int) -> tuple[jax.Array, ...]:
-                return tuple(weights_of(rows.row(row).read(start, size)) for rows in assumed)
-
-            return tuple(map(jnp.sum, tile_sums(piece, self.vocab, spans=self.spans)))
-
-        nodes = jnp.arange(self.tree.max_nodes, dtype=jnp.int32)
-        ones = varying_alike((jnp.ones(nodes.shape, jnp.float32), self.draws.final))[0]
-        masses = list(
-            when(self.is_exact, lambda: jax.lax.map(of_row, nodes), tuple(ones for _ in assumed))
-        )
-        target = masses.pop(0) if self.target.is_assumed else None
-        return target, masses.pop(0) if masses else None
-
     def _visit(
-        self, rows: _Rows, masses: jax.Array | None, node: jax.Array, is_needed: jax.Array
+        self, rows: _Rows, node: jax.Array, is_needed: jax.Array
     ) -> tuple[Normalizer, jax.Array]:
         """Return a row's normalizer, and the status of the row if it was read."""
-        if masses is None:
-            is_read = is_needed
-            norm = when(is_read, lambda: rows.source.visit(rows.row(node)))
-        else:
-            is_read = is_needed & self.is_exact
-            norm = masses[node]
+        is_read, unread = is_needed, None
+        if rows.is_assumed:
+            is_read, unread = is_needed & self.is_exact, jnp.float32(1)
+        norm = when(is_read, lambda: rows.source.visit(rows.row(node)), unread)
         mass = rows.source.mass(norm)
         is_finite = jnp.isfinite(mass)
         has_mass = mass != 0

@@ -14,7 +14,7 @@ from jaxspec.loops import choose, when, while_loop
 from jaxspec.proposals import Proposal, Remainder, whole_row
 from jaxspec.rows import RowsLike
 from jaxspec.tiles import is_uniform
-from jaxspec.trees import ROOT, child_at, contradicts
+from jaxspec.trees import ROOT, TORN
 from jaxspec.verify.arguments import arguments, assert_path
 from jaxspec.verify.batching import run
 from jaxspec.verify.kernel import accepts, final_draw, is_close_call, measure, test
@@ -24,6 +24,8 @@ from jaxspec.verify.verdict import Status, Verdict, conclude, flag
 
 @struct
 class _Walk:
+    node: jax.Array  # [] the last that was entered
+    is_new: jax.Array  # [] its rows have not been read: `site` is its parent's
     site: Site
     rank: jax.Array  # [] sibling to be tested next
     left: Remainder
@@ -37,6 +39,9 @@ class _Walk:
 def top_down(reader: RowReader) -> tuple[Verdict, jax.Array]:
     """Walk the tree from the root; see `verify_tree`.
 
+    A trip reads the rows of the node that the one before entered, so that this is compiled once, and
+    tests the next of its candidates.
+
     Returns:
       (the verdict, whether it is doubtful: then the tree must be walked with exact masses).
     """
@@ -44,7 +49,9 @@ def top_down(reader: RowReader) -> tuple[Verdict, jax.Array]:
     fresh = whole_row(jnp.float32(1), tree.max_children, reader.vocab)
     has_root = tree.level_sizes[0] == 1  # not so for a path of an impossible length
     start = _Walk(
-        site=reader.visit(jnp.int32(ROOT), jnp.ones((), bool)),
+        node=jnp.int32(ROOT),
+        is_new=jnp.ones((), bool),
+        site=reader.unvisited(),
         rank=jnp.int32(0),
         left=fresh,
         depth=jnp.int32(0),
@@ -55,30 +62,32 @@ def top_down(reader: RowReader) -> tuple[Verdict, jax.Array]:
     )
 
     def is_open(walk: _Walk) -> jax.Array:
-        has_room = walk.depth < tree.max_depth
-        has_child = child_at(tree, walk.site.node, walk.rank) >= 0
+        has_child = (walk.depth < tree.max_depth) & (reader.slots[walk.node, walk.rank] >= 0)
         is_stopped = walk.is_halted | walk.is_doubtful | walk.site.is_lost
-        return ~is_stopped & has_room & has_child
+        return ~is_stopped & (walk.is_new | has_child)
 
     def step(walk: _Walk) -> _Walk:
-        child = child_at(tree, walk.site.node, walk.rank)
-        candidate = test(reader, walk.site, walk.left, child)
+        site = choose(walk.is_new, reader.visit(walk.node, walk.is_new), walk.site)
+        slot = reader.slots[walk.node, walk.rank]
+        is_tested = (slot >= 0) & (walk.depth < tree.max_depth) & ~site.is_lost
+        child = jnp.maximum(slot, 0)
+        candidate = test(reader, site, walk.left, child)
+        is_possible = is_tested & candidate.is_possible
         u = reader.draws.accept[child]
-        is_halted = bad_draw = candidate.is_possible & ~is_uniform(u)
-        is_accepted = candidate.is_possible & ~is_halted & accepts(u, candidate, walk.left)
-        is_rejected = candidate.is_possible & ~is_halted & ~is_accepted
+        is_halted = bad_draw = is_possible & ~is_uniform(u)
+        is_accepted = is_possible & ~is_halted & accepts(u, candidate, walk.left)
+        is_rejected = is_possible & ~is_halted & ~is_accepted
         is_close = is_close_call(u, candidate, walk.left, reader.slack())
-        is_doubtful = candidate.is_doubtful | (candidate.is_possible & is_close)
+        is_doubtful = (is_tested & candidate.is_doubtful) | (is_possible & is_close)
         is_doubtful &= ~reader.is_exact
-        status = walk.status | candidate.status | flag(bad_draw, Status.BAD_DRAW)
+        status = jnp.where(is_tested, candidate.status, 0)
+        status |= walk.status | flag(bad_draw, Status.BAD_DRAW)
 
         after = kind.reject(walk.left, candidate.weight, walk.rank)
         if kind.is_measured and tree.max_children > 1:
-            has_next = child_at(tree, walk.site.node, walk.rank + 1) >= 0
-            is_tested_again = is_rejected & has_next
+            is_tested_again = is_rejected & (reader.slots[walk.node, walk.rank + 1] >= 0)
             sums = when(
-                is_tested_again,
-                lambda: measure(reader, walk.site, walk.left, after, may_assume=True),
+                is_tested_again, lambda: measure(reader, site, walk.left, after, may_assume=True)
             )
             after = replace(after, scale=sums.mass, mass=sums.mass, pool=sums.pool)
             lost = is_tested_again & ~jnp.isfinite(sums.mass)
@@ -87,27 +96,30 @@ def top_down(reader: RowReader) -> tuple[Verdict, jax.Array]:
             is_doubtful |= is_tested_again & sums.is_doubtful
 
         depth = jnp.where(is_accepted, walk.depth + 1, walk.depth)
+        node = jnp.where(is_accepted, child, walk.node)
         return _Walk(
-            site=choose(is_accepted, reader.visit(child, is_accepted), walk.site),
-            rank=jnp.where(is_accepted, 0, walk.rank + 1),
+            node=node,
+            is_new=is_accepted,
+            site=site,
+            rank=jnp.where(is_accepted, 0, walk.rank + jnp.where(is_tested, 1, 0)),
             left=choose(is_accepted, fresh, choose(is_rejected, after, walk.left)),
             depth=depth,
-            path=walk.path.at[depth].set(jnp.where(is_accepted, child, walk.path[depth])),
+            path=walk.path.at[depth].set(node),
             status=status,
             is_halted=is_halted,
             is_doubtful=is_doubtful,
         )
 
     walk = while_loop(is_open, step, start)
-    has_slot = child_at(tree, walk.site.node, walk.rank) >= 0
-    is_too_deep = (walk.depth >= tree.max_depth) & has_slot
-    is_torn = ~has_root | contradicts(tree, walk.site.node, walk.rank) | is_too_deep
+    slot = reader.slots[walk.node, walk.rank]
+    is_too_deep = (walk.depth >= tree.max_depth) & (slot >= 0)
+    is_torn = ~has_root | (slot == TORN) | is_too_deep
     may_draw = ~walk.is_halted & ~is_torn & ~walk.is_doubtful
     token, status, is_doubtful = final_draw(
         reader, walk.site, walk.left, may_draw, assumes_draft=True
     )
     status |= walk.status | flag(is_torn, Status.BAD_TREE)
-    verdict = conclude(tree, walk.path, walk.site.node, walk.depth, token, status)
+    verdict = conclude(tree, walk.path, walk.node, walk.depth, token, status)
     return verdict, walk.is_doubtful | is_doubtful
 
 

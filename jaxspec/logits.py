@@ -14,7 +14,7 @@ from jax import lax
 from jaxspec.checks import assert_array, check_all, struct
 from jaxspec.loops import fori_loop, varying_alike, when
 from jaxspec.rows import Normalizer, RowSource, StoredRow, assert_floats, window
-from jaxspec.tiles import LEAST, TILE, sum_rows, tokens_from
+from jaxspec.tiles import LEAST, tokens_from, total_of
 
 _HEAD = 256
 """Greatest logits that are sorted for a filter; what needs more of them is found bit by bit."""
@@ -74,20 +74,17 @@ class Logits(RowSource):
             piece = raw(start, size)
             new_max = jnp.maximum(max_logit, jnp.max(piece))
             weights = self._exponential(piece, new_max)
-            width = TILE if size % TILE == 0 else size
-            added = jnp.sum(sum_rows(weights.reshape(-1, width), spans=row.spans))
+            added = total_of(weights, spans=row.spans)
             return new_max, total * self._exponential(max_logit, new_max) + added
 
-        def lowest_at_max(start: Any, size: int, so_far: jax.Array) -> jax.Array:
-            is_max = raw(start, size) == max_logit
-            tokens = jnp.where(is_max, tokens_from(start, size), row.vocab)
-            return jnp.minimum(so_far, jnp.min(tokens))
+        def lowest_at_max() -> jax.Array:
+            is_max = raw(0, row.vocab) == max_logit
+            return jnp.min(jnp.where(is_max, tokens_from(0, row.vocab), row.vocab))
 
         # A fold's state varies over a mesh as its results do.
-        nothing = (jnp.float32(-jnp.inf), jnp.float32(0))
-        (nothing, beyond), _ = varying_alike(((nothing, jnp.int32(row.vocab)), self.temperature))
+        nothing, _ = varying_alike(((jnp.float32(-jnp.inf), jnp.float32(0)), self.temperature))
         max_logit, total = row.fold(weigh, nothing)
-        greedy = when(self._is_greedy(), lambda: row.fold(lowest_at_max, beyond))
+        greedy = when(self._is_greedy(), lowest_at_max)
         cutoff = jnp.float32(-jnp.inf)
         if self.top_k is not None or self.top_p is not None:
             is_filtered = self._is_filtered(row.vocab) & jnp.isfinite(total) & (total > 0)

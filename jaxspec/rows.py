@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, described, struct
 from jaxspec.loops import fori_loop, varying_alike
-from jaxspec.tiles import LEAST, SPAN, TILE, tile_sums, tokens_from, weights_of
+from jaxspec.tiles import LEAST, even_span, tile_sums, tokens_from, weights_of
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class StoredRow:
 
     def fold(self, step: Callable[[Any, int, T], T], start: T) -> T:
         """Fold `step(start, size, state)` over the row."""
-        span = min(SPAN * TILE, self.vocab) if self.spans else self.vocab
+        span = even_span(self.vocab) if self.spans else self.vocab
         trips, rest = divmod(self.vocab, span)
         start, _ = varying_alike((start, (self.slab, self.index)))
         state = fori_loop(trips, lambda trip, state: step(trip * span, span, state), start)

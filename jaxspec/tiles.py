@@ -97,6 +97,23 @@ def sum_rows(x: jax.Array, *, spans: bool) -> jax.Array:
     return lax.dot(x, jnp.ones(x.shape[1], x.dtype), precision=lax.Precision.HIGHEST)
 
 
+def even_span(vocab: int) -> int:
+    """Return the size of the stretches in which a row is folded: a divisor of V if one fits."""
+    most = SPAN * TILE
+    if vocab <= most:
+        return vocab
+    return next((size for size in range(most, most // 4, -1) if vocab % size == 0), most)
+
+
+def total_of(x: jax.Array, *, spans: bool) -> jax.Array:
+    """Sum x [size] in parts of about a tile, so that errors do not add up along it."""
+    if not spans:
+        return jnp.sum(x)
+    size = x.shape[0]
+    width = next((width for width in range(TILE // 2, 4 * TILE) if size % width == 0), size)
+    return jnp.sum(sum_rows(x.reshape(-1, width), spans=True))
+
+
 def tile_span(tile: jax.Array, vocab: int) -> tuple[jax.Array, int]:
     """Return (start, size) of a stretch of fixed size that covers a tile."""
     size = min(TILE, vocab)

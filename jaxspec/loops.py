@@ -65,6 +65,7 @@ def when(condition: jax.Array, make: Callable[[], T], otherwise: T | None = None
     A loop of one trip or none: under `vmap`, where `cond` becomes a select, it runs only if a
     sequence of the batch needs it.
     """
+    make = jax.jit(make)  # to be traced once, though its shapes are asked for before its results
     start = (condition, zeros_like_result(make) if otherwise is None else otherwise)
     return while_loop(lambda state: state[0], lambda _: (jnp.zeros((), bool), make()), start)[1]
 

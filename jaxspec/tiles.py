@@ -61,21 +61,26 @@ def tile_sums(
     if not full:
         return tuple(x[None] for x in of_tile(jnp.int32(0)))
 
-    def of_tiles(first: Any, tiles: int) -> tuple[jax.Array, ...]:
-        quantities = piece(first * TILE, tiles * TILE, None)
-        return tuple(sum_rows(x.reshape(tiles, TILE), spans=spans) for x in quantities)
-
     span = min(SPAN, full) if spans else full
-    sums = zeros_like_result(lambda: of_tiles(jnp.int32(0), full))
+
+    @jax.jit  # to be traced once
+    def of_span(first: jax.Array) -> tuple[jax.Array, ...]:
+        quantities = piece(first * TILE, span * TILE, None)
+        return tuple(sum_rows(x.reshape(span, TILE), spans=spans) for x in quantities)
 
     def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = jnp.minimum(trip * span, full - span)  # the last two spans may overlap
-        new = of_tiles(first, span)
         return tuple(
-            lax.dynamic_update_slice(old, x, (first,)) for old, x in zip(done, new, strict=True)
+            lax.dynamic_update_slice(old, x, (first,))
+            for old, x in zip(done, of_span(first), strict=True)
         )
 
-    sums = fori_loop(-(-full // span), body, sums) if full > span else of_tiles(0, full)
+    if full > span:
+        one = zeros_like_result(lambda: of_span(jnp.int32(0)))
+        empty = tuple(jnp.pad(x, (0, full - span)) for x in one)
+        sums = fori_loop(-(-full // span), body, empty)
+    else:
+        sums = of_span(jnp.int32(0))
     singles = [] if mended is None else [mended]
     if tail:
         singles.append(jnp.full(1, full, jnp.int32))

@@ -98,6 +98,7 @@ class RowReader:
         if slabs[1] is not None and given.draft is not None:
             self.draft = _Rows(slabs[1], given.draft, given.draft_room, spans)
         self.slots = child_slots(self.tree)
+        self._visit_once = jax.jit(self._visit)  # traced once for its shapes and its results
         parents, tokens = self.tree.parents, self.tree.tokens
         self._target_at = self.target.entries(parents, tokens)
         self._draft_at = None if self.draft is None else self.draft.entries(parents, tokens)
@@ -110,16 +111,15 @@ class RowReader:
         """Return whether a node has candidates below it."""
         return self.slots[node, 0] >= 0
 
-    def visit(self, node: jax.Array, is_entered: jax.Array) -> Site:
-        """Enter a node: read what normalizing its rows needs, if they are needed."""
+    def _visit(self, node: jax.Array, is_entered: jax.Array) -> Site:
         needs_draft = is_entered & self.has_children(node)
         needs_target = needs_draft | (is_entered & self.may_emit(node))
-        target, target_status = self._visit(self.target, node, needs_target)
+        target, target_status = self._normalizer(self.target, node, needs_target)
         is_outside = needs_target & (node >= self.target.room)
         draft: Normalizer = ()
         draft_status = jnp.int32(0)
         if self.draft is not None:
-            draft, draft_status = self._visit(self.draft, node, needs_draft)
+            draft, draft_status = self._normalizer(self.draft, node, needs_draft)
             is_outside |= needs_draft & (node >= self.draft.room)
         return Site(
             node=node,
@@ -129,6 +129,10 @@ class RowReader:
             is_lost=(target_status != 0) | is_outside,
             is_cut=draft_status != 0,
         )
+
+    def visit(self, node: jax.Array, is_entered: jax.Array) -> Site:
+        """Enter a node: read what normalizing its rows needs, if they are needed."""
+        return self._visit_once(node, is_entered)
 
     def unvisited(self) -> Site:
         """Return a site of which nothing is known, at the root."""
@@ -206,7 +210,7 @@ class RowReader:
     def _assumed(self) -> list[_Rows]:
         return [rows for rows in (self.target, self.draft) if rows is not None and rows.is_assumed]
 
-    def _visit(
+    def _normalizer(
         self, rows: _Rows, node: jax.Array, is_needed: jax.Array
     ) -> tuple[Normalizer, jax.Array]:
         """Return a row's normalizer, and the status of the row if it was read."""

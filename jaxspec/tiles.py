@@ -41,8 +41,8 @@ def tokens_from(start: Any, size: int) -> jax.Array:
 
 def tile_sums(
     piece: Piece, vocab: int, *, spans: bool, mended: jax.Array | None = None
-) -> tuple[jax.Array, ...]:
-    """Sum the quantities of `piece` over consecutive tiles: a tuple of float32 [ceil(V / TILE)].
+) -> jax.Array:
+    """Sum the Q quantities of `piece` over consecutive tiles, float32 [Q, ceil(V / TILE)].
 
     Args:
       piece: gives the quantities of a stretch; the tokens are given to it for single tiles only.
@@ -52,43 +52,39 @@ def tile_sums(
     """
     full, tail = divmod(vocab, TILE)
 
-    def of_tile(tile: jax.Array) -> tuple[jax.Array, ...]:
+    def of_tile(tile: jax.Array) -> jax.Array:
         start, size = tile_span(tile, vocab)
         tokens = tokens_from(start, size)
         is_inside = tokens >= tile * TILE  # the last tile may be short
-        return tuple(jnp.sum(jnp.where(is_inside, x, 0.0)) for x in piece(start, size, tokens))
+        quantities = jnp.stack(piece(start, size, tokens))
+        return jnp.sum(jnp.where(is_inside[None], quantities, 0.0), axis=1)
 
-    if not full:
-        return tuple(x[None] for x in of_tile(jnp.int32(0)))
+    if vocab <= TILE:
+        return of_tile(jnp.int32(0))[:, None]
 
     span = min(SPAN, full) if spans else full
 
     @jax.jit  # to be traced once
-    def of_span(first: jax.Array) -> tuple[jax.Array, ...]:
+    def of_span(first: jax.Array) -> jax.Array:
         quantities = piece(first * TILE, span * TILE, None)
-        return tuple(sum_rows(x.reshape(span, TILE), spans=spans) for x in quantities)
+        return jnp.stack([sum_rows(x.reshape(span, TILE), spans=spans) for x in quantities])
 
-    def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def body(trip: jax.Array, done: jax.Array) -> jax.Array:
         first = jnp.minimum(trip * span, full - span)  # the last two spans may overlap
-        return tuple(
-            lax.dynamic_update_slice(old, x, (first,))
-            for old, x in zip(done, of_span(first), strict=True)
-        )
+        return lax.dynamic_update_slice(done, of_span(first), (jnp.zeros_like(first), first))
 
     if full > span:
         one = zeros_like_result(lambda: of_span(jnp.int32(0)))
-        empty = tuple(jnp.pad(x, (0, full - span)) for x in one)
-        sums = fori_loop(-(-full // span), body, empty)
+        sums = fori_loop(-(-full // span), body, jnp.pad(one, ((0, 0), (0, full - span))))
     else:
         sums = of_span(jnp.int32(0))
     singles = [] if mended is None else [mended]
     if tail:
         singles.append(jnp.full(1, full, jnp.int32))
-        sums = tuple(jnp.pad(x, (0, 1)) for x in sums)
+        sums = jnp.pad(sums, ((0, 0), (0, 1)))
     if singles:
         tiles = jnp.concatenate(singles)
-        again = jax.vmap(of_tile)(tiles)
-        sums = tuple(x.at[tiles].set(y) for x, y in zip(sums, again, strict=True))
+        sums = sums.at[:, tiles].set(jax.vmap(of_tile, out_axes=1)(tiles))
     return sums
 
 

@@ -1,6 +1,6 @@
 """Lossless verification of speculative decoding in JAX."""
 
-from jaxspec.checks import DrawError, RowError, TreeError, raise_if
+from jaxspec.checks import DrawError, RowError, TreeError, raise_if, struct
 from jaxspec.draws import Draws, RoundDraws, round_draws
 from jaxspec.logits import Logits
 from jaxspec.proposals import (
@@ -57,6 +57,7 @@ __all__ = (
     "round_draws",
     "sampled_path",
     "strict",
+    "struct",
     "verify_block",
     "verify_path",
     "verify_traversal",

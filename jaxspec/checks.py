@@ -9,7 +9,7 @@ must survive without an exception is a bit of `Status` in the verdict.
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -60,14 +60,74 @@ class RowError(ValueError):
 def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree of its fields, in the order of declaration.
 
-    Fields are given by keyword. A field made by `static_field` is a part of the tree's structure.
+    Use this for a custom `RowSource` or `Proposal`, not `jax.tree_util.register_dataclass`: the
+    structures of two classes registered by that compare equal if their fields do (JAX 0.10.2). Their
+    hashes differ, so that `jax.jit` tells them apart except by chance, in some processes of a hundred,
+    where one class is given the program that was compiled for the other.
+
+    Args:
+      cls: a class with annotated fields, to be given by keyword. One declared with
+        `dataclasses.field(metadata={"static": True})` is not traced: it is a part of the tree's
+        structure, compared and hashed.
+
+    Returns:
+      The class.
+
+    >>> @struct
+    ... class Pair:
+    ...     first: jax.Array
+    ...     second: jax.Array
+    >>> jax.tree.leaves(Pair(first=1, second=2))
+    [1, 2]
     """
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    fields = dataclasses.fields(made)  # type: ignore[arg-type]
+    static = tuple(field.name for field in fields if field.metadata.get("static"))
+    traced = tuple(field.name for field in fields if field.name not in static)
+    keys = tuple(jax.tree_util.GetAttrKey(name) for name in traced)
+
+    def flatten(record: T) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        values = vars(record)
+        return tuple(values[name] for name in traced), tuple(values[name] for name in static)
+
+    def flatten_with_keys(record: T) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children, structure = flatten(record)
+        return tuple(zip(keys, children, strict=True)), structure
+
+    def unflatten(structure: tuple[Any, ...], children: Iterable[Any]) -> T:
+        record = object.__new__(made)
+        vars(record).update(
+            zip(traced, children, strict=True), **dict(zip(static, structure, strict=True))
+        )
+        return record
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return made
 
 
 def static_field() -> Any:
     """Declare a field of a `struct` that is compared and hashed, not traced."""
     return dataclasses.field(metadata={"static": True})
+
+
+def assert_told_apart(name: str, record: Any) -> None:
+    """Assert that `jax.jit` tells a pytree's class from another of the same fields; see `struct`.
+
+    Raises:
+      ValueError: naming the class and what to decorate it with.
+    """
+    fields = dataclasses.fields(record)
+    static = [field.name for field in fields if field.metadata.get("static")]
+    traced = [field.name for field in fields if field.name not in static]
+    twin = dataclasses.make_dataclass("Twin", [field.name for field in fields])
+    jax.tree_util.register_dataclass(twin, data_fields=traced, meta_fields=static)
+    structure: Any = jax.tree.structure(record)
+    if structure == jax.tree.structure(twin(**vars(record))):
+        kind = type(record).__name__
+        raise ValueError(
+            f"{name} is a {kind}, registered by jax.tree_util.register_dataclass: jax.jit may take it "
+            f"for another class of the same fields. Decorate {kind} with jaxspec.struct instead"
+        )
 
 
 def described(value: Any) -> str:

@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import MASS_TOLERANCE, assert_array, assert_whole, check_all, described, struct
+from jaxspec.checks import (
+    MASS_TOLERANCE,
+    assert_array,
+    assert_told_apart,
+    assert_whole,
+    check_all,
+    described,
+    struct,
+)
 from jaxspec.loops import fori_loop, varying_alike
 from jaxspec.tiles import LEAST, even_span, tile_sums, tokens_from, weights_of
 
@@ -76,18 +84,16 @@ class StoredRow:
 class RowSource(abc.ABC):
     """Rows by index, normalized entry by entry. The base class of all sources of rows.
 
-    A subclass is a pytree (`dataclasses.dataclass(frozen=True, kw_only=True)` under
-    `jax.tree_util.register_dataclass`) whose further fields are the parameters of one sequence. It
-    defines `visit` and `probability`, and overrides the rest where the default does not fit. All
-    methods but `validate` and `check` are called on a source without its rows (`split`): stored
-    entries are arguments.
+    A subclass is a pytree (decorate it with `jaxspec.struct`) whose further fields are the parameters
+    of one sequence. It defines `visit` and `probability`, and overrides the rest where the default
+    does not fit. All methods but `validate` and `check` are called on a source without its rows
+    (`split`): stored entries are arguments.
 
     Attributes:
       values: [R, V], the slab of rows as stored.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
 
-    >>> @jax.tree_util.register_dataclass
-    ... @dataclasses.dataclass(frozen=True, kw_only=True)
+    >>> @struct
     ... class WithoutToken(RowSource):
     ...     forbidden: jax.Array  # []
     ...     def visit(self, row):
@@ -218,6 +224,7 @@ def as_source(name: str, rows: RowsLike) -> RowSource:
       ValueError: naming the argument, if `rows` is neither.
     """
     if isinstance(rows, RowSource):
+        assert_told_apart(name, rows)
         return rows
     if isinstance(rows, jax.Array | np.ndarray):
         return Probabilities(values=jnp.asarray(rows))

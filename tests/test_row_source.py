@@ -1,6 +1,7 @@
 """A custom source of rows, 40 lines long, is verified by every rule as the equivalent dense rows."""
 
 import dataclasses
+import itertools
 from fractions import Fraction
 
 import jax
@@ -15,8 +16,7 @@ from jaxspec import audit
 each_rule = pytest.mark.parametrize("rule", js.RULES.values(), ids=js.RULES)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@js.struct
 class Quantized(js.RowSource):
     """Rows stored as int8 weights, of which one token per sequence is forbidden.
 
@@ -76,6 +76,39 @@ class Quantization:
         if kind is not js.PointMass:
             proposal = dataclasses.replace(proposal, draft_rows=draft)
         return draws, proposal, target, bonus
+
+
+def test_records_of_the_same_fields_are_never_taken_for_one_another_by_jit() -> None:
+    """Programs are looked up by structure: equal ones would verify by the other's law, by chance."""
+
+    @js.struct
+    class Plain(js.RowSource):
+        def visit(self, row: js.StoredRow) -> jax.Array:
+            return row.sum(lambda entries, _: entries)
+
+        def probability(self, entries: jax.Array, tokens: jax.Array, norm: jax.Array) -> jax.Array:
+            return entries / norm
+
+    tree, rows = js.make_tree([-1, 0], [-1, 0]), jnp.ones((2, 2)) / 2
+    kinds = (js.PointMass, js.WithReplacement, js.WithoutReplacement)
+    records = [kind(tree=tree, draft_rows=rows) for kind in kinds]
+    records += [Plain(values=rows), js.Probabilities(values=rows)]
+    structures = [jax.tree.structure(record) for record in records]
+    for one, other in itertools.combinations(structures, 2):
+        assert one != other
+
+
+def test_a_source_that_jit_could_take_for_another_is_rejected_with_what_to_do() -> None:
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Unsafe(Quantized):
+        pass
+
+    rows = Unsafe(values=jnp.ones((1, 2), jnp.int8), forbidden=jnp.int32(2))
+    with pytest.raises(
+        ValueError, match=r"rows is a Unsafe, .*Decorate Unsafe with jaxspec\.struct"
+    ):
+        js.dense_rows(rows, 1)
 
 
 def assert_verified_alike(rule: js.Rule, quantized: Quantization) -> None:

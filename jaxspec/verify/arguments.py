@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_array, assert_kind, described, static_field, struct
+from jaxspec.checks import (
+    assert_array,
+    assert_kind,
+    assert_told_apart,
+    described,
+    static_field,
+    struct,
+)
 from jaxspec.draws import Draws, RoundDraws
 from jaxspec.proposals import Proposal
 from jaxspec.rows import RowsLike, RowSource, as_source
@@ -114,6 +121,7 @@ def _tree_of(proposal: Any) -> Tree:
         )
     if not isinstance(proposal, Proposal):
         raise ValueError(f"proposal is {described(proposal)}: must be one of {kinds}")
+    assert_told_apart("proposal", proposal)
     assert_kind("proposal.tree", proposal.tree, Tree, "a Tree, such as make_tree(...)")
     if proposal.is_measured and proposal.draft_rows is None:
         raise ValueError(

@@ -127,8 +127,7 @@ class Walk:
         return verdict(tree, jnp.stack(path), last, ~is_end | bonus)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@js.struct
 class Prefix:
     """What can be seen of a drafted prefix of a path.
 

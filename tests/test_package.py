@@ -16,7 +16,7 @@ import jaxspec as js
 SOURCE = Path(js.__file__).parent
 
 LAYERS = {
-    0: ["checks", "loops", "transfers", "extras", "storage"],
+    0: ["checks", "values", "loops", "transfers", "extras", "storage"],
     1: ["tiles", "rows", "logits", "draws"],
     2: ["trees", "proposals"],
     3: ["verify", "models"],

@@ -147,6 +147,23 @@ def law_of(verify, batch: int = 64) -> audit.Law:
     return audit.exact_law(js.RULES["token"], SMALL, verify, batch=batch)
 
 
+def numpy_verifier(draws, proposal, target_rows, bonus):
+    return np.asarray(proposal.tree.tokens)
+
+
+@pytest.mark.parametrize(
+    ("verify", "message"),
+    [
+        ("token", r"verify is 'token', of type str: must be a function that JAX can trace"),
+        (js.RULES["block"], r"verify is .*Rule.*: must be a function that JAX can trace, such as"),
+        (numpy_verifier, r"JAX cannot trace verify .*audited by jaxspec\.audit\.check_lossless"),
+    ],
+)
+def test_what_is_no_verifier_is_an_error_that_says_what_to_give(verify, message):
+    with pytest.raises(ValueError, match=message):
+        audit.exact_law(js.RULES["token"], SMALL, verify)
+
+
 def test_a_custom_verifier_on_the_host_is_audited_as_it_is():
     def on_host(accept, final, tokens, p_rows, q_rows, bonus):
         x = int(tokens[1])

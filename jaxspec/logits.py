@@ -49,9 +49,10 @@ class Logits(RowSource):
     `Status.NON_FINITE_ROW`.
 
     Attributes:
-      values: float [R, V], logits in nats. Any float dtype; computed with in float32.
+      values: float [R, W], logits in nats. Any float dtype; computed with in float32.
       temperature: float32 [], finite and at least 0; 0 for greedy.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
+      vocab: V, if the slab is wider (static); see `RowSource`.
       top_k: int32 [], at least 1; V or more keeps all, and so do 0 and -1, by which engines mean
         "off". None for no such filter.
       top_p: float32 [], in (0, 1]; 1 keeps all. None for no such filter.

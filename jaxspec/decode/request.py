@@ -88,7 +88,9 @@ class Request:
         """
         if (self.temperature, self.top_k, self.top_p) == (1, None, 1):
             return rows
-        sampling = {name: value[0] for name, value in _sampling([self], rows.shape[1]).items()}
+        sampling: dict[str, Any] = {
+            name: value[0] for name, value in _sampling([self], rows.shape[1]).items()
+        }
         return np.asarray(_apply(rows, sampling))
 
 

@@ -95,7 +95,7 @@ class Request:
 
 
 @jax.jit
-def _apply(rows: jax.Array, sampling: dict[str, jax.Array]) -> jax.Array:
+def _apply(rows: jax.Array, sampling: dict[str, Any]) -> jax.Array:
     source = Logits(values=jnp.log(rows), **sampling)
     return jax.vmap(lambda row: row_of(source, row))(jnp.arange(rows.shape[0], dtype=jnp.int32))
 

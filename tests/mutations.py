@@ -81,8 +81,8 @@ MUTATIONS = (
     ),
     Mutation(
         "verify/reader.py",
-        "where = jnp.clip(index_of(self.source, nodes), 0, num_rows - 1)",
-        "where = jnp.clip(nodes, 0, num_rows - 1)",
+        "where = jnp.clip(index_of(self.source, nodes), 0, self.slab.shape[0] - 1)",
+        "where = jnp.clip(nodes, 0, self.slab.shape[0] - 1)",
         VERIFY,
     ),
     Mutation(

@@ -267,9 +267,13 @@ def _unsound(rule: Rule) -> list[_Case]:
         cases += [
             one("a candidate of draft probability 0", [0, 1], Status.OUTSIDE_SUPPORT),
             one("a NaN in a draft row", [0, 1], Status.NON_FINITE_ROW),
+            one("a residual emptied by rounding", [1], Status.EMPTY_RESIDUAL, tree=alone),
         ]
-        cases[-2].draft[1, :3] = [0.25, 0.75, 0]
-        cases[-1].draft[1, 2] = np.nan
+        cases[-3].draft[1, :3] = [0.25, 0.75, 0]
+        cases[-2].draft[1, 2] = np.nan
+        # No target entry is above the draft's; a draw of the last step rejects the one below.
+        cases[-1].target[0, :3], cases[-1].draft[0, :3] = [0.5 - 2.0**-22, 0.5, 0], [0.5, 0.5, 0]
+        cases[-1].accept[:] = cases[-1].final[:] = 1 - 2.0**-24
     return cases
 
 

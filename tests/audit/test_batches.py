@@ -37,4 +37,6 @@ def test_what_shows_only_over_many_tiles_or_on_bad_input_is_rejected() -> None:
     found = audited(rule, no_status)
     assert "a candidate outside the vocabulary" in found
     assert "status is 0, must be 4" in found
+    assert "a residual emptied by rounding" in found
+    assert "status is 0, must be 16" in found
     assert "a NaN at a candidate" in audited(rule, laundered)

@@ -256,3 +256,33 @@ def test_a_next_depth_that_is_no_integer_is_an_error_in_both_loops() -> None:
             ValueError, match=r"next_depth of Moody returned float32.*must be int32"
         ):
             run()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside(Drafter):
+    """Proposes a token that the target does not have."""
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(max_nodes=2, max_children=1, max_depth=1)
+
+    def propose(self, view: View) -> Proposed:
+        tokens = jnp.full((view.length.shape[0], 1), VOCAB, jnp.int32)
+        return Proposed(proposal=js.PointMass(tree=jax.vmap(js.chain)(tokens)))
+
+
+def test_a_drafted_token_outside_the_vocabulary_is_an_error_or_a_status() -> None:
+    loop = CompiledDecoder(TARGET, Outside(), max_context=LENGTH, prefill_width=4)
+    text = loop.run(PROMPTS[:1], jax.random.key(3), new_tokens=4)[0]
+    assert text.status == js.Status.BAD_CANDIDATE
+    assert text.accepted == 0
+    assert len(text.tokens) == len(PROMPTS[0]) + 4
+    host = Decoder(provider(0.0, 1.0), Outside())
+    with pytest.raises(ValueError, match="Outside proposed token 5 at node 1: outside the target"):
+        host.run(PROMPTS[0], jax.random.key(3), new_tokens=4)
+    for run in (
+        lambda: loop.run([[VOCAB]], jax.random.key(3)),
+        lambda: host.run([VOCAB], jax.random.key(3)),
+    ):
+        with pytest.raises(ValueError, match="prompt: entry 0 is 5: must be an integer in the voc"):
+            run()

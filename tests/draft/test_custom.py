@@ -166,12 +166,6 @@ def test_an_inconsistent_custom_drafter_is_an_error_in_both_loops(wrong: Any, me
             make()
 
 
-def test_a_token_outside_the_vocabulary_is_an_error_on_the_host() -> None:
-    decoder = Decoder(Provider("two", 2, lambda _: [0.5, 0.5]), Repeat(3, 9))
-    with pytest.raises(ValueError, match=r"Repeat proposed token 2 at node 2: outside .* of 2"):
-        decoder.run([1], jax.random.key(0), new_tokens=9)
-
-
 @pytest.mark.parametrize("wrong", [None, Proposed(proposal=None), js.chain(jnp.array([1, 2]))])
 def test_what_is_no_proposal_is_an_error_in_both_loops(wrong: Any) -> None:
     drafter = type("Wrong", (Repeat,), {"propose": lambda self, view: wrong})(3, VOCAB)

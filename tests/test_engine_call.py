@@ -10,6 +10,7 @@ import pytest
 
 import jaxspec as js
 from jaxspec import layouts
+from tests.helpers import hostile
 
 BATCH, LONGEST, VOCAB = 6, 3, 5
 TOKENS = BATCH * LONGEST + 2  # entries, of which the last are padding
@@ -47,7 +48,12 @@ class Engine:
         )
 
     def verify(self, rule: str = "token", **options: Any) -> layouts.FlatOutput:
-        batch = layouts.FlatBatch(
+        draws = jax.tree.map(jnp.asarray, self.draws)
+        output = layouts.verify_flat(self.batch(), draws, js.RULES[rule], **options)
+        return jax.tree.map(np.asarray, output)
+
+    def batch(self) -> layouts.FlatBatch:
+        return layouts.FlatBatch(
             draft_token_ids=jnp.asarray(self.tokens),
             num_draft_tokens=jnp.asarray(self.counts),
             draft_rows=js.Probabilities(values=jnp.asarray(self.draft), vocab=VOCAB),
@@ -59,9 +65,21 @@ class Engine:
             has_bonus_rows=self.has_bonus_rows,
             is_sampled=jnp.asarray(self.is_sampled),
         )
-        draws = jax.tree.map(jnp.asarray, self.draws)
-        output = layouts.verify_flat(batch, draws, js.RULES[rule], **options)
-        return jax.tree.map(np.asarray, output)
+
+    def rows(self, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The tokens, draft rows and target rows of a sequence (logits, NaN if missing)."""
+        used = np.maximum(self.counts, 0)
+        start, count = int(used[:b].sum()), int(used[b])
+        drawn = int((used * self.is_sampled)[:b].sum())
+        row = start + int((self.counts[:b] >= 0).sum()) * self.has_bonus_rows
+        logits = np.full((LONGEST + 1, VOCAB), np.nan)
+        stop = min(row + count + self.has_bonus_rows, len(self.target))
+        logits[: stop - row] = self.target[row:stop, :VOCAB]
+        tokens = self.tokens[start : start + count]
+        draft = np.eye(VOCAB)[tokens]
+        if self.is_sampled[b]:
+            draft = self.draft[drawn : drawn + count, :VOCAB]
+        return tokens, draft, logits
 
     def alone(self, rule: str = "token") -> list[js.Verdict | None]:
         """The verdict of each sequence by itself; None for one without rows."""
@@ -191,6 +209,102 @@ def test_hostile_sequences_emit_no_wrong_token_and_leave_the_others_as_they_are(
     assert healthy > 200
 
 
+def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
+    if temperature == 0:
+        return np.eye(VOCAB)[np.argmax(logits, axis=-1)]
+    weights = np.exp((logits - logits.max(axis=-1, keepdims=True)) / temperature)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_hostile_requests_by_the_hundred_thousand(rule: str) -> None:
+    seen = hostile.attack(100_000 if rule == "token" else 10_000, rule)
+    assert all(seen[fault] > 0 for fault in (*hostile.FAULTS, "healthy"))
+    assert seen["flagged"] > seen["count"]
+
+
+def test_counts_whose_sum_wraps_around_hand_no_sequence_the_tokens_of_another() -> None:
+    engine = Engine.at_random(0)
+    engine.counts[:] = [2**31 - 1, 2**31 - 1, 2, 2, -1, 0]
+    output = engine.verify()
+    assert (output.num_tokens == 0).all()
+    assert (output.status == np.where(engine.counts == -1, 0, int(js.Status.BAD_TREE))).all()
+    assert (output.slots == -1).all()
+
+
+@pytest.mark.parametrize("has_bonus_rows", [True, False])
+def test_log_probabilities_are_those_of_the_rows_that_scored_the_emitted_tokens(
+    has_bonus_rows: bool,
+) -> None:
+    num_scored = 0
+    for seed in range(6):
+        engine = Engine.at_random(seed, has_bonus_rows=has_bonus_rows)
+        bonus = None if has_bonus_rows else jnp.zeros((BATCH, 1), jnp.int32)
+        output = engine.verify(bonus_token_ids=bonus)
+        batch = engine.batch()
+        raw = js.Logits(values=batch.target_rows.values, temperature=jnp.float32(1), vocab=VOCAB)
+        found = [layouts.emitted_log_probs(batch, output, rows) for rows in (None, raw)]
+        for b, count in enumerate(engine.counts.tolist()):
+            for processed, temperature in ((0, engine.temperature[b]), (1, 1.0)):
+                law = softmax(engine.rows(b)[2], temperature)
+                wanted = np.zeros(LONGEST + 1)
+                for t in range(min(int(output.num_tokens[b]), count + has_bonus_rows)):
+                    wanted[t] = np.log(law[t, output.tokens[b, t]])
+                    num_scored += 1
+                np.testing.assert_allclose(found[processed][b], wanted, rtol=1e-4, atol=2e-6)
+    assert num_scored > 40
+
+
+def test_accept_probabilities_are_min_1_p_over_q_and_decide_as_the_token_rule_does() -> None:
+    for seed in range(6):
+        engine = Engine.at_random(seed)
+        engine.tokens[-TOKENS // 3 :: 4] = VOCAB  # outside the vocabulary
+        output = engine.verify()
+        found = np.asarray(layouts.accept_probs(engine.batch(), LONGEST))
+        for b, count in enumerate(np.maximum(engine.counts, 0).tolist()):
+            tokens, draft, logits = engine.rows(b) if (engine.tokens < VOCAB).all() else (None,) * 3
+            if tokens is not None:
+                law, places = softmax(logits, engine.temperature[b]), np.arange(count)
+                p, q = law[places, tokens], draft[places, tokens]
+                np.testing.assert_allclose(found[b, :count], np.minimum(1, p / q), rtol=1e-4)
+            assert (found[b, count:] == 0).all()
+            is_accepted = engine.draws.accept[b, 1:] < found[b]
+            assert output.num_accepted[b] == np.argmin(np.append(is_accepted, False))
+
+
+def test_synthetic_acceptance_never_passes_for_a_verified_output() -> None:
+    engine = Engine.at_random(2)
+    engine.counts[:] = [3, 2, -1, 0, 1, TOKENS]
+    engine.target[:] = np.nan  # nothing is read
+    draws = jax.tree.map(jnp.asarray, engine.draws)
+    for acceptance, accepted in ((0.0, [0] * 6), (1.0, [3, 2, 0, 0, 1, 0])):
+        output = layouts.synthetic_output(engine.batch(), draws, acceptance, 4)
+        assert (np.asarray(output.status) == -1).all()
+        assert output.num_accepted.tolist() == accepted
+        assert output.num_tokens.tolist() == [n + 1 for n in accepted[:2]] + [0] + [
+            n + 1 for n in accepted[3:5]
+        ] + [0]
+        emitted = [*engine.tokens[: accepted[0]].tolist(), 4]
+        assert output.tokens[0].tolist() == emitted + [-1] * (LONGEST + 1 - len(emitted))
+        assert output.slots[1].tolist() == ([4, 5, 6, -1] if acceptance else [4, -1, -1, -1])
+
+
+def test_synthetic_acceptance_has_the_chance_that_is_asked_for() -> None:
+    rate, num = 0.7, 4096
+    batch = layouts.FlatBatch(
+        draft_token_ids=jnp.ones(2 * num, jnp.int32),
+        num_draft_tokens=jnp.full(num, 2, jnp.int32),
+        draft_rows=None,
+        target_rows=jnp.full((3 * num, 2), 0.5),
+        has_bonus_rows=True,
+    )
+    points = (jnp.arange(num, dtype=jnp.float32) + 0.5) / num
+    accept = jnp.stack([jnp.zeros(num), points, (points * 61.0) % 1.0], axis=1)
+    output = layouts.synthetic_output(batch, js.Draws(accept=accept, final=accept[:, :2]), rate)
+    shares = np.bincount(np.asarray(output.num_accepted), minlength=3) / num
+    np.testing.assert_allclose(shares, [1 - rate, rate * (1 - rate), rate**2], atol=0.01)
+
+
 def test_a_request_draws_by_its_seed_and_position_alone() -> None:
     seeds, positions = [7, 2**32 + 7, 2**64 - 1], jnp.array([0, 5, 2**31 - 1])
     keys = layouts.request_keys(np.array(seeds, np.uint64))
@@ -214,6 +328,8 @@ def test_what_does_not_fit_a_flat_batch_is_an_error_that_says_what_does() -> Non
         engine.verify("traversal")
     with pytest.raises(ValueError, match="bonus_token_ids are given beside the bonus rows"):
         engine.verify(bonus_token_ids=jnp.zeros((BATCH, 1), jnp.int32))
+    with pytest.raises(AssertionError, match="target rows: the slab is empty"):
+        dataclasses.replace(engine, target=engine.target[:0]).verify()
     engine.draft = engine.draft[:2]
     with pytest.raises(ValueError, match="draft rows: 2 given, must be at least 3"):
         engine.verify()

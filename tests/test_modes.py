@@ -73,7 +73,13 @@ def output_of(key: jax.Array, logits: jax.Array) -> Any:
     )
     positions = jnp.array([3, 4], jnp.int32)
     draws = layouts.request_draws(jax.random.split(key, 2), positions, max_spec_len=2)
-    return layouts.verify_flat(batch, draws)
+    output = layouts.verify_flat(batch, draws)
+    return (
+        output,
+        layouts.emitted_log_probs(batch, output),
+        layouts.accept_probs(batch, max_spec_len=2),
+        layouts.synthetic_output(batch, draws, jnp.float32(0.7)),
+    )
 
 
 FILTERED = ("token", "without_replacement", "traversal")
@@ -196,7 +202,7 @@ def test_a_batch_over_a_mesh_of_explicit_axes_is_verified_with_its_axes_made_aut
 
 
 def test_every_public_function_is_run_in_the_modes_or_belongs_to_the_host() -> None:
-    on_the_host = {"make_tree", "raise_if", "strict"}
+    on_the_host = {"make_tree", "raise_if", "strict", "struct"}
     traced = {"chain", "checked", "dense_rows", "draw_token", "round_draws", "sampled_path"}
     verifiers = {rule.verify.__name__ for rule in js.RULES.values()}
     functions = {name for name in js.__all__ if callable(getattr(js, name)) and name[0].islower()}

@@ -8,6 +8,7 @@ host, where shapes or checks depend on values. NumPy arrays in give NumPy arrays
 """
 
 from jaxspec.layouts.assisted import assisted_from_path, assisted_output, path_from_assisted
+from jaxspec.layouts.beside import accept_probs, emitted_log_probs, synthetic_output
 from jaxspec.layouts.flat import (
     FlatBatch,
     emitted_from_flat,
@@ -31,12 +32,14 @@ __all__ = (
     "FlatBatch",
     "FlatOutput",
     "LinkedTree",
+    "accept_probs",
     "assisted_from_path",
     "assisted_output",
     "coins_from_draws",
     "draws_from_coins",
     "emitted_from_flat",
     "emitted_from_linked",
+    "emitted_log_probs",
     "flat_from_paths",
     "flat_output",
     "linked_from_tree",
@@ -46,6 +49,7 @@ __all__ = (
     "paths_from_flat",
     "request_draws",
     "request_keys",
+    "synthetic_output",
     "tree_from_linked",
     "verify_flat",
 )

@@ -77,7 +77,9 @@ class FlatBatch:
     @property
     def _tokens(self) -> jax.Array:
         counts = self.num_draft_tokens
-        return library_of(counts).maximum(counts, counts.dtype.type(0))
+        # A count beyond the entries is as bad as one just beyond: sums of such may not wrap around.
+        most = counts.dtype.type(min(self.draft_token_ids.shape[0] + 1, np.iinfo(counts.dtype).max))
+        return library_of(counts).clip(counts, counts.dtype.type(0), most)
 
 
 def flat_from_paths(paths: Sequence[Path], *, has_bonus_rows: bool = True) -> FlatBatch:
@@ -186,17 +188,17 @@ def path_at(
     room = jnp.zeros(max_spec_len, jnp.int32)  # a slice at the end must not be clamped
     tokens = jnp.concatenate([jnp.asarray(batch.draft_token_ids, jnp.int32), room])
     tokens = jax.lax.dynamic_slice(tokens, (start,), (max_spec_len,))
-    target = _rows_of("target", batch.target_rows, sequence, row)
+    target = rows_of("target", batch.target_rows, sequence, row)
     if batch.draft_rows is None:
         return PointMass(tree=chain(tokens, count)), target
-    draft = _rows_of("draft", batch.draft_rows, sequence, drawn)
+    draft = rows_of("draft", batch.draft_rows, sequence, drawn)
     if batch.is_sampled is not None:
         is_sampled = jnp.asarray(batch.is_sampled)[sequence]
         draft = or_point_masses(draft, is_sampled, tokens)
     return sampled_path(tokens, draft, count), target
 
 
-def _rows_of(name: str, rows: RowsLike, sequence: jax.Array | int, first: jax.Array) -> RowSource:
+def rows_of(name: str, rows: RowsLike, sequence: jax.Array | int, first: jax.Array) -> RowSource:
     """Return the rows of one sequence: its parameters, and where it begins in the slab."""
     source = as_source(name, rows)
     if source.first is not None:

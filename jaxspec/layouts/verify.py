@@ -90,8 +90,17 @@ def verify_flat(
         return rule.verify(draws, proposal, rows, batch.has_bonus_rows)
 
     verdicts = jax.vmap(one)(jnp.arange(counts.shape[0], dtype=jnp.int32), draws)
+    return flat_result(batch, verdicts, bonus_token_ids)
+
+
+def flat_result(
+    batch: FlatBatch, verdicts: Verdict, bonus_token_ids: jax.Array | None
+) -> FlatOutput:
+    """Return verdicts [B] as an engine takes them; nothing for a sequence without rows."""
+    counts = jnp.asarray(batch.num_draft_tokens, jnp.int32)
     # What would be the first row of a sequence without rows is the next one's: it decides nothing.
-    has_no_rows = (counts == NONE) | ((counts == 0) & (not batch.has_bonus_rows))
+    has_no_rows = (counts < 0) | ((counts == 0) & (not batch.has_bonus_rows))
+    is_bad = counts < NONE
 
     def unless_none(values: jax.Array, nothing: int) -> jax.Array:
         return jnp.where(has_no_rows.reshape(-1, *[1] * (values.ndim - 1)), nothing, values)
@@ -101,11 +110,12 @@ def verify_flat(
         tokens=unless_none(verdicts.tokens, NONE),
         num_accepted=unless_none(verdicts.num_accepted, 0),
         path=verdicts.path.at[:, 1:].set(unless_none(verdicts.path[:, 1:], NONE)),
-        status=unless_none(verdicts.status, 0),
+        status=jnp.where(is_bad, verdicts.status, unless_none(verdicts.status, 0)),
     )
     tokens = flat_output(batch, verdicts, bonus_token_ids)
     first = jnp.asarray(batch.first_slots, jnp.int32)[:, None]
-    is_kept = (verdicts.path != NONE) & (counts >= 0)[:, None]
+    is_held = (counts >= 0) & (batch.cu_num_draft_tokens <= batch.draft_token_ids.shape[0])
+    is_kept = (verdicts.path != NONE) & is_held[:, None]
     return FlatOutput(
         tokens=tokens,
         num_tokens=jnp.sum(tokens != NONE, axis=1, dtype=jnp.int32),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import extras
+from jaxspec.audit.foreign import Adapted
 from jaxspec.layouts import (
     FlatBatch,
     assisted_from_path,
@@ -111,7 +112,7 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
         emitted = emitted_from_flat(batch, _plain(output), arguments["max_spec_len"])[1:-2]
         return emitted if is_batch else emitted[0]
 
-    return verify
+    return Adapted(verify, own_uniforms=int(bonus == "ids"))
 
 
 def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,)) -> Verify:
@@ -195,7 +196,7 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
       int [N], accepted nodes int [N - 1]), or both with a leading [B], -1 after them.
 
     Raises:
-      ValueError: in a call, fewer than N + 1 uniforms are given.
+      ValueError: in a call, fewer than N + 1 uniforms are given; by default `check_lossless` gives N + 1.
     """
 
     def verify(
@@ -232,7 +233,7 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
         both = _each(emitted, index[1:-1], accepted[1:-1], first[1:-1])
         return both if is_batch else (both[0][0], both[1][0])
 
-    return verify
+    return Adapted(verify, own_uniforms=1)
 
 
 def _as_batch(arrays: Sequence[Any], randomness: Any) -> tuple[list[Any], Any, bool]:
@@ -287,7 +288,9 @@ def _with_uniforms(sources: Any, num: int) -> tuple[Any, Array]:
         left, own = jnp.moveaxis(jax.vmap(jax.random.split)(sources), 1, 0)
         return left, jax.vmap(lambda key: jax.random.uniform(key, (num,)))(own)
     if sources.shape[1] < num:
-        raise ValueError(f"randomness has {sources.shape[1]} uniforms: {num} are taken here")
+        raise ValueError(
+            f"randomness has {sources.shape[1]} uniforms: {num} are taken here; set num_uniforms"
+        )
     split = sources.shape[1] - num
     return sources[:, :split], sources[:, split:]
 

@@ -79,7 +79,8 @@ def check_lossless(
       batched: whether every argument has a leading [B] and `source` is one for each sequence: [B, K]
         uniforms, [B] keys, or a list.
       bonus: whether a token follows a fully accepted path.
-      num_uniforms: K; default one for each candidate and one more.
+      num_uniforms: K; default one for each candidate, one more, and those that an adapter of
+        `jaxspec.audit` takes for itself.
       budget: most calls, over all instances; a search that finds no law may take as many again. The
         default takes half a minute at 100 us a call.
       seed: of all draws. A verdict by samples is wrong with probability 1e-6 over seeds.

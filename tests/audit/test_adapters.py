@@ -35,6 +35,16 @@ def test_a_right_flat_sampler_passes(kind: str, bonus: str, is_flat_output: bool
     assert report.matches == ("token" if kind == "path" else "point_mass",)
 
 
+def test_by_default_a_sampler_gets_as_many_uniforms_as_its_adapter_takes_and_it_needs() -> None:
+    for verify, kind in (
+        (from_linked_list(linked_sampler()), "point_mass"),
+        (from_flat(flat_sampler()), "path"),
+        (from_flat(flat_sampler(), bonus="rows"), "path"),
+        (from_transformers(assisted_sampler()), "path"),
+    ):
+        assert check_lossless(verify, kind=kind, randomness="uniforms").passes
+
+
 def test_a_right_flat_sampler_without_bonus_tokens_passes() -> None:
     verify = from_flat(flat_sampler(), bonus="none")
     options = {"kind": "path", "randomness": "uniforms", "num_uniforms": 4}

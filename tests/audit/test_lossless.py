@@ -4,6 +4,7 @@ import functools
 import json
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,6 +120,32 @@ def test_a_jax_verifier_is_traced_and_sampled_by_keys():
     assert report.passes, str(report)
     assert len(calls) < 100  # traces and comparisons with the host, not samples
     assert report.matches == ("token",)
+
+
+def test_a_jax_verifier_is_compiled_once_for_each_shape_and_compared_with_the_host_once():
+    shapes = []
+
+    def verify(draft_tokens, draft_rows, target_rows, key):
+        shapes.append((isinstance(target_rows, jax.core.Tracer), target_rows.shape))
+        kept = jnp.argmax(target_rows[0] + 0 * jax.random.uniform(key))
+        return kept[None]
+
+    report = audit.check_lossless(verify, kind="path", randomness="jax_key", budget=SMALL)
+    assert not report.is_lossless
+    traced = [shape for is_traced, shape in shapes if is_traced]
+    assert sorted(traced) == sorted({*traced})
+    assert len(traced) <= 4
+    assert len({shape for is_traced, shape in shapes if not is_traced}) == 1
+
+
+def test_a_verifier_that_the_host_runs_otherwise_is_not_compiled():
+    generator = np.random.default_rng(0)
+
+    def verify(draft_tokens, draft_rows, target_rows, uniforms):  # a number drawn when it is traced
+        return jnp.array([generator.integers(0, 4)])
+
+    report = audit.check_lossless(verify, kind="path", randomness="uniforms", budget=100)
+    assert "seed" in report.contract
 
 
 def test_a_jax_verifier_of_uniforms_is_searched_through_its_compiled_program():

@@ -278,7 +278,9 @@ class Foreign:
             None if each[0] is None else np.concatenate(each) for each in zip(*found, strict=True)
         )
         if tokens is None or tokens.ndim != 2 or tokens.dtype.kind not in "iu":
-            raise ValueError(f"traced results {tokens}: must be integers, one row for each sequence")
+            raise ValueError(
+                f"traced results {tokens}: must be integers, one row for each sequence"
+            )
         return Emissions(tokens.astype(np.int64), slots)
 
 

@@ -216,7 +216,11 @@ def problems_of(
         )
         return
     if len(text) > setting.depth + 1:
-        yield "too long", f"more than {setting.depth + 1} tokens: {where}"
+        yield (
+            "too long",
+            f"more than {setting.depth + 1} tokens: a second bonus, or padding or another sequence's "
+            f"tokens counted as candidates: {where}",
+        )
         return
     place = _reach(setting, drawing, text)
     if place < len(text) - 1:

@@ -306,7 +306,7 @@ def _filled(instance: Instance) -> Instance:
 _PATHS = (
     Instance("a path of one", _KILL_P, _KILL_Q, branching=(1,)),
     Instance("tiny probabilities", _TINY_P, _TINY_Q, branching=(1,)),
-    Instance("two tokens of two", _TOY_P, _TOY_Q, branching=(1, 1)),
+    Instance("four tokens of two", _TOY_P, _TOY_Q, branching=(1, 1, 1, 1)),
     Instance("rare target, likely draft", _RARE_P, _RARE_Q, branching=(1, 1)),
     Instance("zeros and one-hot rows", _ZEROS_P, _ZEROS_Q, branching=(1, 1)),
     Instance("equal rows, rare bonus", _EQUAL_P, _EQUAL_Q, branching=(1, 1)),
@@ -315,7 +315,7 @@ _PATHS = (
     Instance("600 tokens", _TILES_P, _TILES_Q, branching=(1, 1)),
 )
 
-_WIDE_P, _WIDE_Q = _same(0.02, 0.08, 0.3, 0.6), _same(0.7, 0.2, 0.06, 0.04)
+_WIDE_P, _WIDE_Q = _same(0.02, 0.04, 0.2, 0.74), _same(0.5, 0.09, 0.05, 0.36)
 
 _TREES = (
     Instance("two siblings", _KILL_P, _KILL_Q, branching=(2,)),

@@ -1,4 +1,4 @@
-"""Logits as rows: temperature, top-k, top-p, one visited row at a time.
+"""Logits as rows: temperature, top-k, top-p, min-p, one visited row at a time.
 
 What must be known of a whole row (its max logit, the sum of its exponentials, the greedy token) is
 read in one pass when the row is first visited. A row that is filtered is read again for the cutoff.
@@ -40,26 +40,32 @@ class Logits(RowSource):
     greedy: the law is exactly the point mass on the lowest token of greatest logit. Logits may be
     -inf (the token cannot occur); NaN, +inf and rows in which every logit is -inf are invalid.
 
-    Filters are applied in one order: temperature, top-k, top-p; what they keep is normalized again.
-    Top-k keeps the k greatest logits, top-p of these the fewest greatest whose mass reaches p.
+    Filters are applied in one order: temperature, top-k, top-p, min-p; what they keep is normalized
+    again. Top-k keeps the k greatest logits, top-p of these the fewest greatest whose mass reaches p,
+    min-p of these the ones at least min_p times as probable as the most probable token. That is the
+    order of transformers and sglang; vLLM applies min-p before top-k and top-p, so that the mass that
+    top-p counts is of what min-p keeps.
     Tokens of equal logit are kept or dropped together (except for top_k = 1), so that the result does
     not depend on the order of the vocabulary. A verifier reproduces the filtered law.
 
-    A temperature, top_k or top_p outside its range makes every row invalid: no token, and
+    A temperature, top_k, top_p or min_p outside its range makes every row invalid: no token, and
     `Status.NON_FINITE_ROW`.
 
     Attributes:
-      values: float [R, V], logits in nats. Any float dtype; computed with in float32.
+      values: float [R, W], logits in nats. Any float dtype; computed with in float32.
       temperature: float32 [], finite and at least 0; 0 for greedy.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
+      vocab: V, if the slab is wider (static); see `RowSource`.
       top_k: int32 [], at least 1; V or more keeps all, and so do 0 and -1, by which engines mean
         "off". None for no such filter.
       top_p: float32 [], in (0, 1]; 1 keeps all. None for no such filter.
+      min_p: float32 [], in [0, 1]; 0 keeps all. None for no such filter.
     """
 
     temperature: jax.Array  # []
     top_k: jax.Array | None = None  # []
     top_p: jax.Array | None = None  # []
+    min_p: jax.Array | None = None  # []
 
     def visit(self, row: StoredRow) -> Normalizer:
         """Read the row once: max logit, total at this temperature, greedy token."""
@@ -86,7 +92,7 @@ class Logits(RowSource):
         max_logit, total = row.fold(weigh, nothing)
         greedy = when(self._is_greedy(), lowest_at_max)
         cutoff = jnp.float32(-jnp.inf)
-        if self.top_k is not None or self.top_p is not None:
+        if self._has_filters:
             is_filtered = self._is_filtered(row.vocab) & jnp.isfinite(total) & (total > 0)
             found, kept = when(is_filtered, lambda: self._filter(raw(0, row.vocab), max_logit))
             cutoff = jnp.where(is_filtered, found, cutoff)
@@ -110,7 +116,7 @@ class Logits(RowSource):
         """
         exact = entries.astype(jnp.float32)
         sampled = self._exponential(exact, norm.max_logit)
-        if self.top_k is not None or self.top_p is not None:
+        if self._has_filters:
             sampled = jnp.where(exact < norm.cutoff, 0.0, sampled)  # a NaN stays
         # Only a row of only -inf has total 0: its entries are then 0, not 0 / 0.
         sampled /= jnp.where(norm.total == 0, 1.0, norm.total)
@@ -126,8 +132,9 @@ class Logits(RowSource):
         assert_array(f"{name} rows: temperature", self.temperature, {}, jnp.floating)
         if self.top_k is not None:
             assert_array(f"{name} rows: top_k", self.top_k, {}, jnp.integer)
-        if self.top_p is not None:
-            assert_array(f"{name} rows: top_p", self.top_p, {}, jnp.floating)
+        for field in ("top_p", "min_p"):
+            if (value := getattr(self, field)) is not None:
+                assert_array(f"{name} rows: {field}", value, {}, jnp.floating)
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check the parameters, and that used logits are finite or -inf, one at least finite."""
@@ -153,7 +160,13 @@ class Logits(RowSource):
             ranges.append(("top_k", k, k >= -1, "at least 1, or 0 or -1 for no filter"))
         if (p := self.top_p) is not None:
             ranges.append(("top_p", p, (p > 0) & (p <= 1), "above 0 and at most 1"))
+        if (p := self.min_p) is not None:
+            ranges.append(("min_p", p, (p >= 0) & (p <= 1), "from 0 to 1"))
         return ranges
+
+    @property
+    def _has_filters(self) -> bool:
+        return any(each is not None for each in (self.top_k, self.top_p, self.min_p))
 
     def _is_greedy(self) -> jax.Array:
         """Return whether top_k is 1 or the temperature is too small to divide by."""
@@ -166,13 +179,15 @@ class Logits(RowSource):
         if self.top_k is not None:
             by_top_k = (self.top_k > 0) & (self.top_k < vocab)
         by_top_p = jnp.bool_(False) if self.top_p is None else self.top_p < 1
-        return (by_top_k | by_top_p) & ~self._is_greedy()
+        by_min_p = jnp.bool_(False) if self.min_p is None else self.min_p > 0
+        return (by_top_k | by_top_p | by_min_p) & ~self._is_greedy()
 
     def _filter(self, row: jax.Array, max_logit: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return (the least logit that the filters keep, the total that they keep)."""
         weights = self._exponential(row, max_logit)
-        head = lax.top_k(row, min(_HEAD, row.shape[0]))[0]
         is_kept = weights > 0
+        if self.top_k is not None or self.top_p is not None:
+            head = lax.top_k(row, min(_HEAD, row.shape[0]))[0]
         if self.top_k is not None:
             rank = jnp.where(self.top_k > 0, jnp.minimum(self.top_k, row.shape[0]), row.shape[0])
             ones, first = (jnp.ones(x.shape, jnp.float32) for x in (row, head))
@@ -183,6 +198,8 @@ class Logits(RowSource):
             wanted = self.top_p.astype(jnp.float32) * jnp.sum(kept)
             least = _least_of(row, kept, wanted, head, self._exponential(head, max_logit))
             is_kept &= row >= least
+        if self.min_p is not None:
+            is_kept &= weights >= self.min_p.astype(jnp.float32)  # the most probable token weighs 1
         # Rounding may not drop the most probable token.
         cutoff = jnp.minimum(jnp.min(jnp.where(is_kept, row, jnp.inf)), max_logit)
         return cutoff, jnp.sum(jnp.where(is_kept, weights, 0.0))

@@ -20,6 +20,7 @@ from jax import lax
 from jaxspec.checks import (
     MASS_TOLERANCE,
     assert_array,
+    assert_between,
     assert_told_apart,
     assert_whole,
     check_all,
@@ -44,19 +45,16 @@ class StoredRow:
     """One row of a slab, read by stretches of consecutive tokens.
 
     Attributes:
-      slab: [R, V], rows as stored.
+      slab: [R, W], rows as stored.
       index: int32 [], which of them.
+      vocab: V, how many of its W entries are tokens.
       spans: whether `sum` and `fold` go span by span (fast on CPU) or through the row at once.
     """
 
-    slab: jax.Array  # [R, V]
+    slab: jax.Array  # [R, W]
     index: jax.Array  # []
+    vocab: int
     spans: bool = False
-
-    @property
-    def vocab(self) -> int:
-        """V."""
-        return self.slab.shape[1]
 
     def read(self, start: Any, size: int) -> jax.Array:
         """Return the stored entries [size] of consecutive tokens."""
@@ -90,8 +88,10 @@ class RowSource(abc.ABC):
     (`split`): stored entries are arguments.
 
     Attributes:
-      values: [R, V], the slab of rows as stored.
+      values: [R, W], the slab of rows as stored.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
+      vocab: V, if the slab is wider than the vocabulary (static): entries from V on are padding, which
+        is never read. None means W.
 
     >>> @struct
     ... class WithoutToken(RowSource):
@@ -107,8 +107,9 @@ class RowSource(abc.ABC):
     [0.666667, 0.0, 0.333333]
     """
 
-    values: jax.Array  # [R, V]
+    values: jax.Array  # [R, W]
     first: jax.Array | None = None  # []
+    vocab: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @abc.abstractmethod
     def visit(self, row: StoredRow) -> Normalizer:
@@ -142,6 +143,8 @@ class RowSource(abc.ABC):
     def validate(self, name: str) -> None:
         """Assert static shapes and dtypes; `name` is the argument, for the message."""
         assert_array(f"{name} rows", self.values, {"N": None, "V": None}, jnp.number)
+        if self.vocab is not None:
+            assert_between(f"vocab of the {name} rows", self.vocab, 1, self.values.shape[1])
 
     def check(self, name: str, is_used: jax.Array) -> None:
         """Check under a trace (`jaxspec.checked`) the rows that are used, bool [num_rows]."""
@@ -157,7 +160,7 @@ class RowSource(abc.ABC):
 
     def row(self, row: jax.Array) -> StoredRow:
         """Return this sequence's row `row` as stored."""
-        return StoredRow(self.values, index_of(self, row))
+        return StoredRow(self.values, index_of(self, row), vocab_of(self, self.values))
 
 
 @struct
@@ -169,8 +172,9 @@ class Probabilities(RowSource):
     least normal float32 in size, such as a negative denormal, counts as 0.
 
     Attributes:
-      values: float [R, V], each row a distribution. Any float dtype; computed with in float32.
+      values: float [R, W], each row a distribution. Any float dtype; computed with in float32.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
+      vocab: V, if the slab is wider (static); see `RowSource`.
     """
 
     def visit(self, row: StoredRow) -> Normalizer:
@@ -245,6 +249,11 @@ def _inverse(mass: jax.Array) -> jax.Array:
     return 1 / jnp.where(mass == 0, 1.0, mass)
 
 
+def vocab_of(source: RowSource, slab: jax.Array) -> int:
+    """Return how many entries of the rows in a slab are tokens."""
+    return slab.shape[-1] if source.vocab is None else source.vocab
+
+
 def index_of(source: RowSource, row: jax.Array) -> jax.Array:
     """Return the index in the slab of this sequence's row `row`."""
     return row if source.first is None else source.first + row
@@ -252,6 +261,8 @@ def index_of(source: RowSource, row: jax.Array) -> jax.Array:
 
 def window(source: RowSource, num_rows: int) -> jax.Array:
     """Return the rows of this sequence as stored, [num_rows, V]; beyond the slab, its last."""
+    if source.vocab is not None:
+        source = dataclasses.replace(source, values=source.values[:, : source.vocab])
     if source.first is None:
         return source.values[:num_rows]
     # Row by row: a slab may end before rows that are never read.

@@ -182,8 +182,10 @@ def test_a_large_row_is_greedy_and_keeps_bad_values_visible_in_every_span() -> N
                 assert verdict.status == Status.NON_FINITE_ROW
 
 
-def filtered(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """The filtered law, token by token: temperature, top-k, top-p, tokens of equal logit together."""
+def filtered(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
+    """The filtered law, token by token: temperature, top-k, top-p, min-p; equal logits together."""
     exact = logits.astype(np.float64)
     weights = np.exp((exact - exact.max()) / temperature)
     order = np.argsort(-exact, kind="stable")
@@ -196,18 +198,27 @@ def filtered(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -
             break
         kept, mass = exact[token], mass + law[token]
     law[exact < kept] = 0
+    law[law < min_p * law.max()] = 0
     return law / law.sum()
 
 
+OFF = jnp.float32(0)
 TIED = np.array([2.0, 0.5, 2.0, -np.inf, 1.0, 1.0, 1.0, -1.0], np.float32)
 
 
 @jax.jit
 def drawn(
-    final: jax.Array, logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array
+    final: jax.Array,
+    logits: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+    min_p: jax.Array = OFF,
 ) -> js.Verdict:
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+
     def one(final: jax.Array) -> js.Verdict:
-        rows = js.Logits(values=logits[None], temperature=temperature, top_k=top_k, top_p=top_p)
+        rows = js.Logits(values=logits[None], temperature=temperature, **filters)
         return js.verify_tree(js.Draws(accept=jnp.zeros(1), final=final), ROOT_ALONE, rows)
 
     return jax.vmap(one)(final)
@@ -217,26 +228,31 @@ FINAL = np.stack([np.zeros(BATCH), (np.arange(BATCH) + 0.5) / BATCH], 1).astype(
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
+    ("temperature", "top_k", "top_p", "min_p"),
     [
-        (1.0, 8, 1.0),
-        (1.0, 0, 1.0),  # off, as in every engine
-        (0.7, -1, 0.5),
-        (1.0, 3, 1.0),  # the third of three equal logits: all of them stay
-        (0.7, 8, 0.5),
-        (0.7, 8, 1e-6),
-        (2.0, 4, 0.9),
-        (2.0, 2, 0.99),
-        (1.0, 99, 0.999),
+        (1.0, 8, 1.0, 0.0),
+        (1.0, 0, 1.0, 0.0),  # off, as in every engine
+        (0.7, -1, 0.5, 0.0),
+        (1.0, 3, 1.0, 0.0),  # the third of three equal logits: all of them stay
+        (0.7, 8, 0.5, 0.0),
+        (0.7, 8, 1e-6, 0.0),
+        (2.0, 4, 0.9, 0.0),
+        (2.0, 2, 0.99, 0.0),
+        (1.0, 99, 0.999, 0.0),
+        (1.0, 0, 1.0, 0.3),
+        (2.0, 6, 0.95, 0.4),
+        (0.7, -1, 1.0, 1.0),  # those as probable as the most probable
     ],
 )
-def test_filters_keep_top_k_then_top_p_and_normalise_what_is_left(
-    temperature: float, top_k: int, top_p: float
+def test_filters_keep_top_k_then_top_p_then_min_p_and_normalise_what_is_left(
+    temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     for logits in (TIED, np.random.default_rng(3).normal(0, 2, 8).astype(np.float32)):
-        arguments = (jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
+        arguments = (temperature, top_k, top_p, min_p)
+        dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+        arguments = [dtype(x) for dtype, x in zip(dtypes, arguments, strict=True)]
         verdict = drawn(jnp.asarray(FINAL), jnp.asarray(logits), *arguments)
-        running = np.cumsum(filtered(logits, temperature, top_k, top_p))
+        running = np.cumsum(filtered(logits, temperature, top_k, top_p, min_p))
         u = FINAL[:, 1].astype(np.float64)
         wanted = np.sum(running[None] <= u[:, None], axis=1)
         is_clear = np.min(np.abs(running[None] - u[:, None]), axis=1) > 1e-6
@@ -274,7 +290,7 @@ def test_filters_of_a_large_row_find_their_cutoff_among_all_logits(
     arguments = (jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
     dense = np.asarray(dense_filtered(jnp.asarray(np.stack([spread, tied, holed])), *arguments))
     for row, logits in zip(dense, (spread, tied, holed), strict=True):
-        wanted = filtered(logits, temperature, top_k, top_p)
+        wanted = filtered(logits, temperature, top_k, top_p, 0.0)
         # Rounding of a sum of 2000 may move the last token that top_p keeps, no more.
         assert np.sum((row > 0) != (wanted > 0)) <= 1
         np.testing.assert_allclose(row, wanted, rtol=1e-4, atol=2e-5)
@@ -349,3 +365,20 @@ def test_checked_names_a_filter_that_is_none(top_k: int, top_p: float, message: 
     draws = js.Draws(accept=jnp.zeros(1), final=jnp.zeros(2))
     error, _ = CHECKED(draws, ROOT_ALONE, rows)
     assert message in error.get()
+
+
+@pytest.mark.parametrize("min_p", [-0.1, 1.001, np.nan, np.inf])
+def test_a_min_p_outside_its_range_is_flagged_and_yields_no_token(min_p: float) -> None:
+    parameters = (jnp.float32(1), jnp.int32(0), jnp.float32(1), jnp.float32(min_p))
+    verdict = drawn(jnp.asarray(FINAL), jnp.asarray(TIED), *parameters)
+    assert (np.asarray(verdict.status) == Status.NON_FINITE_ROW).all()
+    assert (np.asarray(verdict.tokens) == -1).all()
+
+
+def test_min_p_alone_needs_no_other_filter() -> None:
+    rows = js.Logits(
+        values=jnp.asarray(TIED)[None], temperature=jnp.float32(0.5), min_p=jnp.float32(0.1)
+    )
+    np.testing.assert_allclose(
+        js.dense_rows(rows, 1)[0], filtered(TIED, 0.5, 0, 1.0, 0.1), atol=1e-6
+    )

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxspec as js
+from jaxspec import layouts
 
 VOCAB, WIDE = 5, 5000
 GENERATOR = np.random.default_rng(0)
@@ -61,6 +62,20 @@ def error_of(key: jax.Array, logits: jax.Array) -> Any:
     return js.checked(js.verify_path)(draws, proposal, rows_of(logits[1]), jnp.asarray(True))[1]
 
 
+def output_of(key: jax.Array, logits: jax.Array) -> Any:
+    batch = layouts.FlatBatch(
+        draft_token_ids=jnp.array([1, 2], jnp.int32),
+        num_draft_tokens=jnp.array([1, 1], jnp.int32),
+        draft_rows=jax.nn.softmax(logits[0], axis=-1),
+        target_rows=js.Logits(values=logits[1], temperature=jnp.full(2, 0.7, jnp.float32)),
+        has_bonus_rows=True,
+        is_sampled=jnp.array([True, False]),
+    )
+    positions = jnp.array([3, 4], jnp.int32)
+    draws = layouts.request_draws(jax.random.split(key, 2), positions, max_spec_len=2)
+    return layouts.verify_flat(batch, draws)
+
+
 FILTERED = ("token", "without_replacement", "traversal")
 """Rules that are given filtered logits, the others probabilities: every reader of rows takes part."""
 
@@ -72,6 +87,7 @@ CALLS: dict[str, Callable[[jax.Array, jax.Array], Any]] = {
         for name, rule in js.RULES.items()
     },
     "checked": error_of,
+    "verify_flat": output_of,
     "chain": lambda key, logits: js.chain(jnp.array([1, 2], jnp.int32), jnp.int32(1)),
 }
 """The public functions that are traced, with those they call: draws, drafts, rows."""

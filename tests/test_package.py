@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib.metadata
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import jaxspec as js
 SOURCE = Path(js.__file__).parent
 
 LAYERS = {
-    0: ["checks", "loops", "transfers", "extras", "storage"],
+    0: ["checks", "values", "loops", "transfers", "extras", "storage"],
     1: ["tiles", "rows", "logits", "draws"],
     2: ["trees", "proposals"],
     3: ["verify", "models"],
@@ -157,3 +158,8 @@ def test_rules_cannot_be_changed_by_accident() -> None:
         js.RULES["token"] = js.RULES["block"]  # type: ignore[index]
     with pytest.raises(AttributeError):
         js.RULES["token"].name = "other"  # type: ignore[misc]
+
+
+def test_a_rule_survives_a_pickle_as_what_it_is() -> None:
+    for rule in js.RULES.values():
+        assert pickle.loads(pickle.dumps(rule)) is rule

@@ -1,13 +1,16 @@
 """One row: the draw of a token by a pair of uniforms; dense rows of a slab."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.random_rounds import VOCAB, WIDE, WIDE_BATCH, play, random_rounds
 
 import jaxspec as js
 
@@ -189,3 +192,43 @@ def test_dense_rows_beyond_a_slab_are_rejected_or_nan() -> None:
     ):
         rows = js.dense_rows(js.Probabilities(values=slab, first=jnp.int32(first)), 2)
         assert (~jnp.isnan(rows).any(axis=1)).tolist() == known
+
+
+@pytest.mark.parametrize("rule", js.RULES.values(), ids=js.RULES)
+def test_entries_beyond_the_vocabulary_of_a_padded_slab_are_never_read(rule: js.Rule) -> None:
+    rounds = random_rounds(rule, 90)
+    draws, proposal, target, bonus = rounds.arguments(rule.proposal)
+
+    def padded(rows: jax.Array, more: int) -> js.Probabilities:
+        rows = jnp.pad(rows, ((0, 0), (0, 0), (0, more)), constant_values=jnp.nan)
+        return js.Probabilities(values=rows, vocab=VOCAB)
+
+    if proposal.draft_rows is not None:
+        proposal = dataclasses.replace(proposal, draft_rows=padded(proposal.draft_rows, 5))
+    found = jax.vmap(rule.verify)(draws, proposal, padded(target, 3), bonus)
+    for name, values in vars(play(rule, rounds)).items():
+        np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
+
+
+def test_a_padded_slab_of_a_large_vocabulary_is_verified_as_without_its_padding() -> None:
+    rule = js.RULES["token"]
+    rounds = random_rounds(rule, 91, batch=WIDE_BATCH, vocab=WIDE)
+    draws, proposal, target, bonus = rounds.arguments(rule.proposal)
+
+    def padded(rows: jax.Array) -> js.Logits:
+        rows = jnp.pad(jnp.log(rows), ((0, 0), (0, 0), (0, 28)), constant_values=jnp.inf)
+        return js.Logits(values=rows, temperature=jnp.ones(WIDE_BATCH), vocab=WIDE)
+
+    proposal = dataclasses.replace(proposal, draft_rows=padded(proposal.draft_rows))
+    found = jax.vmap(rule.verify)(draws, proposal, padded(target), bonus)
+    assert not found.status.any()
+    rounds.target, rounds.draft = (np.asarray(jnp.log(x)) for x in (rounds.target, rounds.draft))
+    for name, values in vars(play(rule, rounds, logits=True)).items():
+        np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
+
+
+@pytest.mark.parametrize("vocab", [0, 3, 1.0, True])
+def test_a_vocabulary_that_the_slab_cannot_hold_is_an_error(vocab: Any) -> None:
+    rows = js.Probabilities(values=jnp.ones((1, 2)) / 2, vocab=vocab)
+    with pytest.raises(ValueError, match="vocab of the given rows is"):
+        js.dense_rows(rows, 1)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -17,7 +18,7 @@ from jaxspec.audit.reference import PLAIN_RULES, PlainRule, plain_program
 from jaxspec.audit.rounds import DraftLength, DrawSiblings, MakeRows, make_round
 from jaxspec.audit.statistics import total_variation
 from jaxspec.audit.verdicts import field_faults, outcome_law, replay_faults
-from jaxspec.checks import Progress, assert_kind
+from jaxspec.checks import Progress, assert_function, assert_kind
 from jaxspec.transfers import moves_data
 from jaxspec.verify import Rule, Verifier
 from jaxspec.verify.rules import assert_rule
@@ -157,7 +158,8 @@ def exact_law(
       The `Law`. Each edge is known to 2^-24, so total variations of a few 1e-8 are those of float32.
 
     Raises:
-      ValueError: `num_drafted` is given for point masses, which are not drawn.
+      ValueError: an argument is no function that JAX can trace, or `num_drafted` is given for point
+        masses, which are not drawn.
 
     >>> import jaxspec as js
     >>> coin = Instance("coin", {(): (0.25, 0.75)}, {(): (0.5, 0.5)}, branching=(1,))
@@ -167,6 +169,11 @@ def exact_law(
     """
     assert_rule("rule", rule)
     assert_kind("instance", instance, Instance, "an Instance, such as one of instances_for(rule)")
+    functions = {"verify": verify, "draw": draw, "num_drafted": num_drafted, "rows": rows}
+    for name, function in functions.items():
+        if function is not None:
+            which = "such as jaxspec.verify_path" if name == "verify" else "or None"
+            assert_function(name, function, f"a function that JAX can trace, {which}")
     played = make_round(
         rule,
         instance,
@@ -182,15 +189,22 @@ def exact_law(
     if played.lazy_order is not None:
         worlds = [(replace(played.world, lazy=jnp.bool_(True)), played.lazy_order), *worlds]
     for world, order in worlds:
-        cells = search(
-            played.play,
-            world,
-            len(played.axes),
-            order,
-            batch=batch,
-            points=points,
-            progress=progress,
-        )
+        try:
+            cells = search(
+                played.play,
+                world,
+                len(played.axes),
+                order,
+                batch=batch,
+                points=points,
+                progress=progress,
+            )
+        except jax.errors.JAXTypeError as error:
+            given = [name for name, function in functions.items() if function is not None]
+            raise ValueError(
+                f"JAX cannot trace {' or '.join(given) or 'the rule'} (cause below): a verifier that "
+                "is no JAX function is audited by jaxspec.audit.check_lossless"
+            ) from error
         if not cells.misses:
             break
     verdict = cells.outcomes.verdict

@@ -30,7 +30,7 @@ from jaxspec.decode.commit import (
 from jaxspec.decode.request import Options, arrays_of, requests_of
 from jaxspec.decode.state import BatchState, DecodedText, Source
 from jaxspec.draft import Drafter, NoDraft, View
-from jaxspec.draft.drivers import propose_compiled
+from jaxspec.draft.drivers import depth_after, propose_compiled
 from jaxspec.draws import DrawRound, Draws, assert_draw_round, round_draws
 from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
@@ -352,7 +352,7 @@ class CompiledDecoder:
             return write(texts, new.astype(texts.dtype), (state.length,))
 
         proposed = per_sequence(proposed_depth)(tree.level_sizes)
-        depth = self.drafter.next_depth(state.depth, accepted, proposed)
+        depth = depth_after(self.drafter, state.depth, accepted, proposed)
         candidates = tree.num_nodes.astype(jnp.int32) - 1
         return dataclasses.replace(
             state,

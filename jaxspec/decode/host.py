@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import assert_between, assert_bool, assert_kind, assert_length
+from jaxspec.checks import assert_bool, assert_kind, assert_length
 from jaxspec.decode.cached import CachedNetwork
 from jaxspec.decode.commit import (
     UNLIMITED,
@@ -28,7 +28,7 @@ from jaxspec.decode.state import DecodeState, RoundSummary
 from jaxspec.decode.target import Scores, Target, as_target
 from jaxspec.draft import Drafter, HostDraft, NoDraft
 from jaxspec.draft.cut import cut
-from jaxspec.draft.drivers import propose_on_host
+from jaxspec.draft.drivers import depth_after, propose_on_host
 from jaxspec.draws import DrawRound, assert_draw_round, round_draws
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
@@ -229,8 +229,7 @@ class Decoder:
             status=int(verdict.status),
         )
         counts: list[Any] = [np.int32(each) for each in (state.depth, accepted, draft.depth)]
-        depth = int(self.drafter.next_depth(*counts))
-        assert_between("the drafter's next depth", depth, 0, UNLIMITED)
+        depth = int(depth_after(self.drafter, *counts))
         return dataclasses.replace(
             state,
             tokens=(*state.tokens, *np.asarray(verdict.tokens)[:count].tolist()),

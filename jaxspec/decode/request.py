@@ -4,9 +4,7 @@ In the shape descriptions B denotes the batch, N nodes, V the vocabulary.
 """
 
 import dataclasses
-import numbers
-import reprlib
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 import jax
@@ -19,6 +17,7 @@ from jaxspec.models.provider import Context
 from jaxspec.rows import row_of
 from jaxspec.storage import Range
 from jaxspec.tiles import LEAST
+from jaxspec.values import entries_of, is_key, number, token_ids, value_error
 
 KeyWord = Annotated[int, Range(0, 2**32 - 1)]
 Tokens: TypeAlias = Collection[int] | np.ndarray | jax.Array
@@ -89,12 +88,14 @@ class Request:
         """
         if (self.temperature, self.top_k, self.top_p) == (1, None, 1):
             return rows
-        sampling = {name: value[0] for name, value in _sampling([self], rows.shape[1]).items()}
+        sampling: dict[str, Any] = {
+            name: value[0] for name, value in _sampling([self], rows.shape[1]).items()
+        }
         return np.asarray(_apply(rows, sampling))
 
 
 @jax.jit
-def _apply(rows: jax.Array, sampling: dict[str, jax.Array]) -> jax.Array:
+def _apply(rows: jax.Array, sampling: dict[str, Any]) -> jax.Array:
     source = Logits(values=jnp.log(rows), **sampling)
     return jax.vmap(lambda row: row_of(source, row))(jnp.arange(rows.shape[0], dtype=jnp.int32))
 
@@ -121,11 +122,13 @@ def requests_of(
     Raises:
       ValueError: naming the sequence of a batch, the argument and its value.
     """
-    texts = None if isinstance(prompts, Set) else _entries(prompts)
+    texts = None if isinstance(prompts, Set) else entries_of(prompts)
     if not texts:
-        raise _error("prompts", prompts, "a sequence of at least one prompt, each of token ids")
+        raise value_error(
+            "prompts", prompts, "a sequence of at least one prompt, each of token ids"
+        )
     if is_batch and isinstance(texts[0], int | np.integer):
-        raise _error("prompts", prompts, "a sequence of prompts: put a single one into a list")
+        raise value_error("prompts", prompts, "a sequence of prompts: put a single one into a list")
     batch = len(texts)
     keys = _keys(keys, batch)
     key_type = str(jax.random.key_impl(keys))
@@ -163,22 +166,22 @@ def validated(
     Raises:
       ValueError: naming the argument and its value.
     """
-    tokens = _token_ids(f"{place}prompt", prompt, vocab)
+    tokens = token_ids(f"{place}prompt", prompt, vocab)
     if not tokens or isinstance(prompt, Set):
-        raise _error(f"{place}prompt", prompt, "a sequence of at least one token")
+        raise value_error(f"{place}prompt", prompt, "a sequence of at least one token")
     wanted = "an integer, at least 1"
-    budget = _number(f"{place}new_tokens", new_tokens, int, (1, np.inf), wanted)
+    budget = number(f"{place}new_tokens", new_tokens, int, (1, np.inf), wanted)
     wanted = "an integer, at least 1; None, 0 or -1 keep all tokens"
-    rank = -1 if top_k is None else _number(f"{place}top_k", top_k, int, (-1, np.inf), wanted)
+    rank = -1 if top_k is None else number(f"{place}top_k", top_k, int, (-1, np.inf), wanted)
     wanted, warmest = "finite and at least 0", float(np.finfo(np.float32).max)
-    warmth = _number(f"{place}temperature", temperature, float, (0, warmest), wanted)
-    mass = _number(f"{place}top_p", top_p, float, (5e-324, 1), "above 0 and at most 1")
+    warmth = number(f"{place}temperature", temperature, float, (0, warmest), wanted)
+    mass = number(f"{place}top_p", top_p, float, (5e-324, 1), "above 0 and at most 1")
     return Request(
         prompt=tokens,
         key_data=key_data,
         key_type=key_type,
         new_tokens=min(budget, MOST_TOKENS),  # positions are int32
-        stop_tokens=tuple(sorted({*_token_ids(f"{place}stop_tokens", stop_tokens, vocab)})),
+        stop_tokens=tuple(sorted({*token_ids(f"{place}stop_tokens", stop_tokens, vocab)})),
         temperature=warmth,
         top_k=rank if 1 <= rank < vocab else None,
         top_p=mass,
@@ -227,72 +230,27 @@ def _sampling(requests: Sequence[Request], vocab: int) -> dict[str, np.ndarray]:
     }
 
 
-def _error(name: str, value: Any, wanted: str) -> ValueError:
-    return ValueError(f"{name} is {reprlib.repr(value)}: must be {wanted}")
-
-
-def _number(name: str, value: Any, kind: type, bounds: tuple[float, float], wanted: str) -> Any:
-    given = _scalar(value)
-    kinds = numbers.Integral if kind is int else numbers.Real
-    is_number = isinstance(given, kinds) and not isinstance(given, bool)
-    if not is_number or not bounds[0] <= given <= bounds[1]:
-        raise _error(name, value, wanted)
-    return kind(given)
-
-
-def _token_ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
-    entries = _entries(value)
-    if entries is None:
-        raise _error(name, value, "a sequence of token ids")
-    if all(type(each) is int and 0 <= each < vocab for each in entries):
-        return tuple(entries)
-    wanted = f"an integer in the vocabulary of {vocab}"
-    return tuple(
-        _number(f"{name}: entry {at}", each, int, (0, vocab - 1), wanted)
-        for at, each in enumerate(entries)
-    )
-
-
-def _scalar(value: Any) -> Any:
-    """Return the number of an array without axes as Python's; anything else as it is."""
-    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-    is_number = is_array and value.ndim == 0 and not _is_key(value)
-    return np.asarray(value).item() if is_number else value
-
-
-def _entries(value: Any) -> list[Any] | None:
-    """Return the entries of a collection or an array; None for anything else."""
-    if isinstance(value, np.ndarray | jax.Array):
-        return None if value.ndim == 0 or _is_key(value) else value.tolist()
-    is_many = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-    return list(value) if is_many else None
-
-
 def _column(name: str, value: Any, batch: int) -> list[Any]:
     """Spread one value over the batch, or take one for each sequence."""
-    entries = _entries(value)
-    if name == "stop_tokens" and all(_entries(each) is None for each in entries or ()):
+    entries = entries_of(value)
+    if name == "stop_tokens" and all(entries_of(each) is None for each in entries or ()):
         entries = None  # the stop tokens of all
     if entries is None:
         return [value] * batch
     if len(entries) != batch or isinstance(value, Set):
         wanted = f"one value for all sequences, or one for each of {batch}"
-        raise _error(name, value, wanted)
+        raise value_error(name, value, wanted)
     return entries
 
 
-def _is_key(value: np.generic | np.ndarray | jax.Array) -> bool:
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
 def _keys(keys: Any, batch: int) -> jax.Array:
-    if isinstance(keys, jax.Array) and _is_key(keys):
+    if isinstance(keys, jax.Array) and is_key(keys):
         if keys.shape == (batch,):
             return keys
         if keys.shape == () and batch == 1:
             return keys[None]
     if batch == 1:
-        raise _error("key", keys, "one typed key, jax.random.key(seed)")
-    raise _error(
+        raise value_error("key", keys, "one typed key, jax.random.key(seed)")
+    raise value_error(
         "keys", keys, f"{batch} typed keys, jax.random.split(jax.random.key(seed), {batch})"
     )

@@ -160,6 +160,8 @@ class Drafter(abc.ABC):
           depth: the depth that was requested for it.
           accepted: tokens of its accepted path.
           proposed: the depth that it proposed, which budgets may have capped.
+
+        A custom one that returns no integers is a ValueError; negative depths count as 0.
         """
         del accepted, proposed
         return depth

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxspec.checks import MOST_TOKENS, assert_between, assert_kind
+from jaxspec.checks import MOST_TOKENS, assert_between, assert_kind, described
 from jaxspec.draft.base import Drafter, ModelDrafter, Proposed, View
 from jaxspec.draft.cut import cut_below, node_rows
 from jaxspec.logits import Logits
@@ -27,6 +27,7 @@ from jaxspec.models.provider import Context, Provider, Usage, check_context
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.rows import Probabilities, as_source, dense_rows, row_of, window
 from jaxspec.transfers import moves_data
+from jaxspec.values import token_ids
 
 _SHORTEST = 64
 """Texts on the host are padded to this length, or to a greater power of two."""
@@ -143,6 +144,24 @@ def _within(
     return Proposed(proposal=proposal, slots=slots)
 
 
+def depth_after(
+    drafter: Drafter, depth: jax.Array, accepted: jax.Array, proposed: jax.Array
+) -> jax.Array:
+    """Return the depth that a drafter requests after a round, int32 [...], at least 0.
+
+    Raises:
+      ValueError: `next_depth` of a custom drafter returned something else than integers of the shape
+        of `depth`.
+    """
+    found = jnp.asarray(drafter.next_depth(depth, accepted, proposed))
+    if found.shape != depth.shape or not jnp.issubdtype(found.dtype, jnp.integer):
+        raise ValueError(
+            f"next_depth of {type(drafter).__name__} returned {found.dtype.name}{list(found.shape)}: "
+            f"must be int32{list(depth.shape)}"
+        )
+    return jnp.maximum(found.astype(jnp.int32), 0)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostDraft:
     """What was proposed in a round of the host loop.
@@ -197,9 +216,16 @@ def propose_on_host(
     """
     assert_between("depth", depth, 0)
     assert_between("max_nodes", max_nodes, 1)
+    stops = sorted(token_ids("stop_tokens", stop_tokens, MOST_TOKENS))
+    shape = (drafter.capacity.max_nodes, 2)
+    if (getattr(pairs, "shape", None), getattr(pairs, "dtype", None)) != (shape, np.float32):
+        raise ValueError(
+            f"pairs is {described(pairs)}: must be a float32 array {list(shape)}, a pair of uniforms "
+            "for each node"
+        )
     tokens = check_context(type(drafter).__name__, MOST_TOKENS, context)
     depth = min(int(depth), drafter.capacity.max_depth)
-    view = _view(drafter, tokens, depth, pairs, sorted(int(token) for token in stop_tokens))
+    view = _view(drafter, tokens, depth, pairs, stops)
     usage, levels, state = Usage(), 0, None
     if isinstance(drafter, ModelDrafter):
         model = drafter.model if provider is None else provider

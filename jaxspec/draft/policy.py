@@ -74,8 +74,9 @@ class AdaptiveTreePolicy:
         assert_between("max_nodes", self.max_nodes, 2, MAX_NODES)
         for name in ("deepen_at", "shorten_at"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-                raise ValueError(f"{name} is {described(value)}: must be a number")
+            is_number = isinstance(value, int | float | np.integer | np.floating)
+            if isinstance(value, bool) or not is_number or not -np.inf < value < np.inf:
+                raise ValueError(f"{name} is {described(value)}: must be a finite number")
         orders = (
             (self.min_width <= self.max_width, "min_width <= max_width"),
             (

@@ -25,9 +25,11 @@ from jaxspec.layouts.linked import (
     linked_output,
     tree_from_linked,
 )
+from jaxspec.layouts.verify import FlatOutput, request_draws, request_keys, verify_flat
 
 __all__ = (
     "FlatBatch",
+    "FlatOutput",
     "LinkedTree",
     "assisted_from_path",
     "assisted_output",
@@ -42,5 +44,8 @@ __all__ = (
     "path_at",
     "path_from_assisted",
     "paths_from_flat",
+    "request_draws",
+    "request_keys",
     "tree_from_linked",
+    "verify_flat",
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec.checks import static_field, struct
 from jaxspec.layouts.arrays import Array, Path, library_of
+from jaxspec.layouts.point_masses import or_point_masses
 from jaxspec.proposals import PointMass, WithReplacement, sampled_path
 from jaxspec.rows import RowsLike, RowSource, as_source
 from jaxspec.transfers import moves_data
@@ -20,15 +21,21 @@ from jaxspec.verify import Verdict
 class FlatBatch:
     """The drafted paths of a batch, end to end, as vLLM and tpu-inference hold them.
 
+    Rows may be sources, `Logits` with one temperature, top_k and top_p for each sequence, [B], or for
+    all, []; and wider than the vocabulary. There may be more entries and rows than the counts need.
+
     Attributes:
       draft_token_ids: int [total], those of sequence 0 first. Entries that no sequence counts are
         padding.
-      num_draft_tokens: int [B], drafted tokens of each sequence; may be 0.
+      num_draft_tokens: int [B], drafted tokens of each sequence; may be 0. -1 marks a place without a
+        request, which has no rows.
       draft_rows: [total, V], the law that each token was drawn from; None for point masses (n-grams).
       target_rows: [total + B, V], of each sequence the rows that score its tokens, then its bonus row;
         [total, V] without bonus rows.
       has_bonus_rows: whether bonus rows are among the target rows. If not, the engine takes bonus
         tokens that are drawn already.
+      is_sampled: bool [B], which sequences have draft rows; the tokens of the others are point masses
+        and have none. None for all, or without draft rows for none.
     """
 
     draft_token_ids: jax.Array  # [total]
@@ -36,23 +43,41 @@ class FlatBatch:
     draft_rows: RowsLike | None  # [total, V]
     target_rows: RowsLike  # [total + B, V]
     has_bonus_rows: bool = static_field()
+    is_sampled: jax.Array | None = None  # [B]
 
     @property
     def cu_num_draft_tokens(self) -> jax.Array:
         """Tokens up to and including each sequence, int [B]; it starts at the entry before."""
-        return self.num_draft_tokens.cumsum(dtype=self.num_draft_tokens.dtype)
+        return self._tokens.cumsum(dtype=self._tokens.dtype)
 
     @property
     def first_tokens(self) -> jax.Array:
-        """Index of each sequence's first token and draft row, int [B]."""
-        return self.cu_num_draft_tokens - self.num_draft_tokens
+        """Index of each sequence's first token, int [B]."""
+        return self.cu_num_draft_tokens - self._tokens
+
+    @property
+    def first_draft_rows(self) -> jax.Array:
+        """Index of each sequence's first draft row, int [B]."""
+        rows = self._tokens
+        if self.is_sampled is not None:
+            rows = rows * self.is_sampled.astype(rows.dtype)
+        return rows.cumsum(dtype=rows.dtype) - rows
+
+    @property
+    def first_slots(self) -> jax.Array:
+        """Index of each sequence's root among all roots and drafted tokens, int [B]."""
+        is_used = (self.num_draft_tokens >= 0).astype(self.num_draft_tokens.dtype)
+        return self.first_tokens + is_used.cumsum(dtype=is_used.dtype) - is_used
 
     @property
     def first_rows(self) -> jax.Array:
         """Index of each sequence's first target row, int [B]."""
-        first = self.first_tokens
-        bonus_rows_before = library_of(first).arange(first.shape[0], dtype=first.dtype)
-        return first + bonus_rows_before if self.has_bonus_rows else first
+        return self.first_slots if self.has_bonus_rows else self.first_tokens
+
+    @property
+    def _tokens(self) -> jax.Array:
+        counts = self.num_draft_tokens
+        return library_of(counts).maximum(counts, counts.dtype.type(0))
 
 
 def flat_from_paths(paths: Sequence[Path], *, has_bonus_rows: bool = True) -> FlatBatch:
@@ -152,16 +177,33 @@ def path_at(
     >>> proposal.tree.tokens.tolist(), int(proposal.draft_rows.first), int(target.first)
     ([-1, 1, -1], 2, 3)
     """
-    facts = batch.num_draft_tokens, batch.first_tokens, batch.first_rows
-    count, start, row = (jnp.asarray(values, jnp.int32)[sequence] for values in facts)
+    counts = (batch.num_draft_tokens, batch.first_tokens, batch.first_rows, batch.first_draft_rows)
+    count, start, row, drawn = (jnp.asarray(each, jnp.int32)[sequence] for each in counts)
+    # What is not held shows as a path of an impossible length: no token of another is taken.
+    total = batch.draft_token_ids.shape[0]
+    is_held = (start >= 0) & (start <= total) & (count <= total - start)
+    count = jnp.where(is_held, count, max_spec_len + 1)
     room = jnp.zeros(max_spec_len, jnp.int32)  # a slice at the end must not be clamped
     tokens = jnp.concatenate([jnp.asarray(batch.draft_token_ids, jnp.int32), room])
     tokens = jax.lax.dynamic_slice(tokens, (start,), (max_spec_len,))
-    target = replace(as_source("target", batch.target_rows), first=row)
+    target = _rows_of("target", batch.target_rows, sequence, row)
     if batch.draft_rows is None:
         return PointMass(tree=chain(tokens, count)), target
-    draft = replace(as_source("draft", batch.draft_rows), first=start)
+    draft = _rows_of("draft", batch.draft_rows, sequence, drawn)
+    if batch.is_sampled is not None:
+        is_sampled = jnp.asarray(batch.is_sampled)[sequence]
+        draft = or_point_masses(draft, is_sampled, tokens)
     return sampled_path(tokens, draft, count), target
+
+
+def _rows_of(name: str, rows: RowsLike, sequence: jax.Array | int, first: jax.Array) -> RowSource:
+    """Return the rows of one sequence: its parameters, and where it begins in the slab."""
+    source = as_source(name, rows)
+    if source.first is not None:
+        raise ValueError(f"first of the {name} rows is given: the counts of a flat batch decide it")
+    slab, parameters = source.split()
+    own = jax.tree.map(lambda x: x[sequence] if jnp.ndim(x) else x, parameters)
+    return replace(own, values=slab, first=first)
 
 
 def flat_output(

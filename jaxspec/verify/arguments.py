@@ -19,7 +19,7 @@ from jaxspec.checks import (
 )
 from jaxspec.draws import Draws, RoundDraws
 from jaxspec.proposals import Proposal
-from jaxspec.rows import RowsLike, RowSource, as_source
+from jaxspec.rows import RowsLike, RowSource, as_source, vocab_of
 from jaxspec.trees import Tree, assert_tree
 
 BOOLS = bool | int | float | np.generic | np.ndarray | jax.Array
@@ -83,11 +83,12 @@ def assert_proposal(
         return target, None
     draft = as_source("proposal.draft_rows", proposal.draft_rows)
     _assert_rows("draft", draft, (nodes - 1, nodes))
-    drafted, wanted = draft.values.shape[-1], target.values.shape[-1]
+    drafted, wanted = vocab_of(draft, draft.values), vocab_of(target, target.values)
     if drafted != wanted:
         raise AssertionError(
             f"draft rows have {drafted} entries, target rows {wanted}: pad both to one vocabulary, "
-            "with probability 0 (logit -inf) for tokens that one of them lacks"
+            "with probability 0 (logit -inf) for tokens that one of them lacks, or give `vocab` where "
+            "rows are padded"
         )
     return target, draft if draft.values.shape[0] else None  # a path of no tokens has no rows
 

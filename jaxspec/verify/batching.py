@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jaxspec.loops import varying_alike, while_loop
-from jaxspec.rows import RowSource
+from jaxspec.rows import RowSource, vocab_of
 from jaxspec.verify.arguments import Arguments
 from jaxspec.verify.reader import RowReader, Slabs
 from jaxspec.verify.verdict import Verdict, no_verdict
@@ -35,7 +35,7 @@ def run(walk: Walk, given: Arguments) -> Verdict:
     target_slab, target = given.target.split()
     draft_slab, draft = given.draft.split() if given.draft is not None else (None, None)
     slabs, given = (target_slab, draft_slab), replace(given, target=target, draft=draft)
-    if target_slab.shape[1] < SMALL_VOCABULARY:
+    if vocab_of(target, target_slab) < SMALL_VOCABULARY:
         return _settle(walk, slabs, given, spans=False)
     start = jnp.int32(0)
     return _walk_slabs(walk)(slabs, _moved(given, start, start))

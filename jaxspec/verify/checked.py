@@ -9,7 +9,7 @@ from jax.experimental import checkify
 from jaxspec.checks import check_all, functionalize, raise_if
 from jaxspec.draws import Draws
 from jaxspec.proposals import Proposal
-from jaxspec.rows import RowsLike, RowSource
+from jaxspec.rows import RowsLike, RowSource, vocab_of
 from jaxspec.tiles import is_uniform
 from jaxspec.transfers import moves_data
 from jaxspec.trees import ROOT, check_tree
@@ -98,7 +98,7 @@ def _check(given: Arguments) -> None:
     message = " {value} is outside [0, 1)"
     check_all(is_uniform(draws.accept), "accept draw of node {i0}:" + message, value=draws.accept)
     check_all(is_uniform(draws.final), "final draw, number {i0}:" + message, value=draws.final)
-    vocab = given.target.values.shape[-1]
+    vocab = vocab_of(given.target, given.target.values)
     check_tree(tree, vocab, distinct_siblings=given.kind.distinct_siblings)
     nodes = jnp.arange(tree.max_nodes, dtype=jnp.int32)
     has_children = tree.children[:, 0] >= 0

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxspec.checks import struct
 from jaxspec.loops import when, zeros_like_result
 from jaxspec.proposals import Remainder
-from jaxspec.rows import UNIT_MASS, Normalizer, RowSource, StoredRow, index_of
+from jaxspec.rows import UNIT_MASS, Normalizer, RowSource, StoredRow, index_of, vocab_of
 from jaxspec.tiles import LEAST, TILE, tile_sums, tokens_from
 from jaxspec.trees import ROOT, child_slots
 from jaxspec.verify.arguments import Arguments
@@ -66,13 +66,14 @@ class _Rows:
 
     def row(self, node: jax.Array) -> StoredRow:
         # The row of a leaf may be missing; it is then not used, and reading is clipped.
-        return StoredRow(self.slab, index_of(self.source, node), self.spans)
+        vocab = vocab_of(self.source, self.slab)
+        return StoredRow(self.slab, index_of(self.source, node), vocab, self.spans)
 
     def entries(self, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
         """Gather stored entries, one of each node's row, both clipped into range."""
-        num_rows, vocab = self.slab.shape
-        where = jnp.clip(index_of(self.source, nodes), 0, num_rows - 1)
-        return self.slab[where, jnp.clip(tokens, 0, vocab - 1)]
+        where = jnp.clip(index_of(self.source, nodes), 0, self.slab.shape[0] - 1)
+        last = vocab_of(self.source, self.slab) - 1
+        return self.slab[where, jnp.clip(tokens, 0, last)]
 
     def is_sound(self, entry: jax.Array) -> jax.Array:
         """Return whether an entry can be one of a valid row; a NaN cannot."""
@@ -92,7 +93,7 @@ class RowReader:
         )
         self.is_exact = is_exact
         self.spans = spans
-        self.vocab = slabs[0].shape[1]
+        self.vocab = vocab_of(given.target, slabs[0])
         self.target = _Rows(slabs[0], given.target, given.target_room, spans)
         self.draft: _Rows | None = None
         if slabs[1] is not None and given.draft is not None:

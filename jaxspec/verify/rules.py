@@ -32,6 +32,16 @@ class Rule:
     tests_deepest_first: bool = False
     source: str
 
+    def __reduce__(self) -> Any:
+        """Pickle a rule of `RULES` by its name: jitted functions cannot be pickled."""
+        if RULES.get(self.name) is self:
+            return _rule, (self.name,)
+        return super().__reduce__()
+
+
+def _rule(name: str) -> Rule:
+    return RULES[name]
+
 
 _RULES = (
     Rule(

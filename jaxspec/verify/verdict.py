@@ -19,7 +19,7 @@ class Status(enum.IntFlag):
     """
 
     NON_FINITE_ROW = 1
-    """A row that was read has a NaN, infinite or negative entry, or its temperature, top_k or top_p is
+    """A row that was read has a NaN, infinite or negative entry, or its temperature or a filter is
     out of range. A target row: prefix kept. A draft row: its candidates are skipped, and the token is
     drawn from the target's row."""
     MASSLESS_ROW = 2

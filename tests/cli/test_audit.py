@@ -8,9 +8,11 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxspec as js
@@ -20,6 +22,17 @@ from jaxspec.cli import app, audit, compare
 from jaxspec.models import bundled_text, split_text
 
 GRIDS = {"single_path": [2500, 7500], "two_level_tree": [2000, 500, 3000, 4500]}
+MEAN_ACCEPTED = {
+    ("token", "contract single path"): Fraction(3, 4),
+    ("token", "toy of two"): Fraction(10, 9),
+    ("block", "contract single path"): Fraction(3, 4),
+    ("block", "toy of two"): Fraction(11, 9),
+    ("point_mass", "contract two-level tree"): Fraction(2),
+    ("point_mass", "kill row, top two"): Fraction(4, 5),
+    ("with_replacement", "kill row, two siblings"): Fraction(47, 80),
+    ("without_replacement", "kill row, two siblings"): Fraction(107, 160),
+}
+"""Mean accepted tokens that are known exactly, by rule and instance."""
 DECODERS = ["plain", "path", "fixed tree", "adaptive tree"]
 
 AUDIT = """
@@ -59,6 +72,19 @@ def test_the_audit_proves_every_rule_in_every_instance(audited):
     known = {law.rule: law for law in report.laws if law.known_accepted is not None}
     assert set(known) >= {"token", "block", "point_mass", "with_replacement"}
     assert report.greatest_tv == max(law.tv for law in report.laws) <= 1e-6
+    for law in report.laws:
+        assert law.total_mass == pytest.approx(1, abs=1e-12)
+        assert (law.impossible, law.cells.misses) == (0, 0)
+
+
+def test_mean_acceptances_and_joint_laws_that_are_known_exactly_are_found(audited):
+    laws = {(law.rule, law.case): law for law in audited[0].laws}
+    for place, expected in MEAN_ACCEPTED.items():
+        assert laws[place].expected_accepted == pytest.approx(float(expected), abs=1e-6)
+        assert laws[place].known_accepted == pytest.approx(float(expected), abs=1e-7)
+    text = laws["point_mass", "contract two-level tree"].target_text
+    joint = text.sum(axis=tuple(range(2, text.ndim)))
+    np.testing.assert_allclose(joint[:2, :2], [[0.2, 0.05], [0.3, 0.45]], rtol=0, atol=1e-7)
 
 
 def test_progress_is_called_at_the_start_and_after_each_step(audited):

@@ -59,6 +59,8 @@ DOORS: dict[str, Callable[[Any], Any]] = {
         for field in dataclasses.fields(AdaptiveTreePolicy)
     },
     "draft(depth)": lambda x: FixedTree(DRAFT, (1,)).draft((0,), depth=x),
+    "draft(stop_tokens)": lambda x: FixedTree(DRAFT, (1,)).draft((0,), stop_tokens=x),
+    "draft(pairs)": lambda x: FixedTree(DRAFT, (1,)).draft((0,), pairs=x),
     "top_k(row)": lambda x: top_k(x, 1),
     "top_k(k)": lambda x: top_k([0.5, 0.5], x),
     "normalized_entropy": normalized_entropy,
@@ -72,3 +74,23 @@ def test_an_odd_argument_is_taken_or_a_value_error_of_one_line(door: str) -> Non
             DOORS[door](value)
         except ValueError as error:
             assert 0 < len(str(error)) < 700, (value, error)
+
+
+@pytest.mark.parametrize("stops", [[1.5], [True], [-1], 1, {1: 2.0, "a": 1}])
+def test_stop_tokens_that_are_no_token_ids_are_an_error_not_rounded(stops: Any) -> None:
+    with pytest.raises(ValueError, match="stop_tokens"):
+        FixedTree(DRAFT, (1,)).draft((0,), stop_tokens=stops)
+
+
+@pytest.mark.parametrize("pairs", [np.zeros((2, 2)), np.zeros((3, 2), np.float32), np.float32(0)])
+def test_pairs_of_another_shape_or_precision_are_an_error_that_gives_the_right_one(
+    pairs: Any,
+) -> None:
+    with pytest.raises(ValueError, match=r"pairs is .*: must be a float32 array \[2, 2\]"):
+        SampledPath(DRAFT, 1).draft((0,), pairs=pairs)
+
+
+@pytest.mark.parametrize("edge", [math.inf, -math.inf, math.nan])
+def test_an_edge_of_a_policy_is_a_finite_number(edge: float) -> None:
+    with pytest.raises(ValueError, match=r"deepen_at is .*: must be a finite number"):
+        AdaptiveTreePolicy(deepen_at=edge)

@@ -222,3 +222,37 @@ def test_the_law_shows_an_irregular_tree_whose_candidates_are_dropped_by_their_v
 
     drafter = Picky(toy(2), SHAPES["irregular"], js.RULES["without_replacement"])
     assert audit.decoding_law(Decoder(toy(1), drafter), (0,), new_tokens=2).tv > 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Moody(Repeat):
+    """Asks for whatever depth it is told to."""
+
+    wish: Any = 0
+
+    def next_depth(self, depth: jax.Array, accepted: jax.Array, proposed: jax.Array) -> jax.Array:
+        return jnp.full_like(depth, self.wish, dtype=jnp.asarray(self.wish).dtype)
+
+
+def both_loops(drafter: Drafter) -> list[Any]:
+    loop = CompiledDecoder(TARGET, drafter, max_context=LENGTH, prefill_width=4)
+    host = Decoder(provider(0.0, 1.0), drafter)
+    return [
+        lambda: loop.run(PROMPTS[:1], jax.random.key(3), new_tokens=8)[0].tokens,
+        lambda: host.run(PROMPTS[0], jax.random.key(3), new_tokens=8).tokens,
+    ]
+
+
+def test_a_negative_next_depth_of_a_custom_drafter_is_none_in_both_loops() -> None:
+    wanted, *others = [
+        run() for wish in (0, -1) for run in both_loops(Moody(depth=2, vocab=VOCAB, wish=wish))
+    ]
+    assert others == [wanted] * 3
+
+
+def test_a_next_depth_that_is_no_integer_is_an_error_in_both_loops() -> None:
+    for run in both_loops(Moody(depth=2, vocab=VOCAB, wish=1.5)):
+        with pytest.raises(
+            ValueError, match=r"next_depth of Moody returned float32.*must be int32"
+        ):
+            run()

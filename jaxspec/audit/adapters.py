@@ -2,7 +2,8 @@
 
 Each adapter takes a function with an engine's arguments and returns a `verify` that an audit of
 foreign verifiers calls, for one sequence or, where the arrays have a leading axis, for a batch. The
-audited sequences are placed among others of other lengths, so that offsets into a batch matter.
+audited sequences are placed among others of other lengths, shorter and longer, so that offsets into a
+batch matter and tokens after a sequence's own can be mistaken for its candidates.
 
 Arrays are NumPy, or JAX for JAX keys, or torch for torch generators, as those that `verify` is given.
 """
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import extras
+from jaxspec.audit.foreign import Adapted
 from jaxspec.layouts import (
     FlatBatch,
     assisted_from_path,
@@ -50,20 +52,18 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
         them from bonus rows among the target rows; "none": it emits none.
 
     Returns:
-      `verify(draft_tokens, draft_rows, target_rows, randomness)`, which returns int [T + 1] or
-      [B, T + 1], -1 after the emitted tokens. It serves kind "path", and "point_mass_path" with draft
-      rows None.
+      `verify(draft_tokens, draft_rows, target_rows, randomness)`, which returns int [T + 2] or
+      [B, T + 2], -1 after the emitted tokens; max_spec_len is T + 1. It serves kind "path", and
+      "point_mass_path" with draft rows None.
 
     Raises:
       ValueError: `bonus` is another word; in a call, the output has another shape.
 
-    >>> def greedy(*, draft_token_ids, target_probs, bonus_token_ids, **_):  # paths of one token
-    ...     best = target_probs.argmax(axis=1)  # tokens of all sequences, then bonus tokens
-    ...     ids = np.where(draft_token_ids == best, bonus_token_ids[[0, 1, 3], 0], -1)
-    ...     return np.concatenate([best, ids[:2], bonus_token_ids[2], ids[2:]])
+    >>> def accepts_all(*, draft_token_ids, bonus_token_ids, **_):  # lossy
+    ...     return np.concatenate([draft_token_ids, bonus_token_ids[:, 0]])
     >>> row = np.array([0.0, 1.0], np.float32)
-    >>> from_flat(greedy)(np.array([1]), None, np.stack([row, row]), np.array([0.5])).tolist()
-    [1, 1]
+    >>> from_flat(accepts_all)(np.array([0]), None, np.stack([row, row]), np.array([0.5])).tolist()
+    [0, 1, -1]
     """
     if bonus not in BONUSES:
         raise ValueError(f"bonus is {bonus!r}: must be one of {', '.join(map(repr, BONUSES))}")
@@ -73,28 +73,29 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
         arrays, sources, is_batch = _as_batch((draft_tokens, draft_rows, target_rows), randomness)
         (tokens, draft, target), library = arrays, library_of(arrays[2])
         num, size = tokens.shape
-        arguments: dict[str, Any] = {"max_spec_len": max(size, 1)}
+        arguments: dict[str, Any] = {"max_spec_len": size + 1}
         if bonus == "ids":
             sources, uniforms = _with_uniforms(sources, 1)
             ids = _pick(target[:, -1], uniforms)
             zero = 0 * ids[:1]
             arguments["bonus_token_ids"] = library.concatenate([zero, ids, zero, zero])
-        kept = size + (bonus == "rows")
-
-        # Before the audited sequences comes one of one token, after them one of none, one of one.
-        def among(values: Array, one: Array, none: Array) -> Array:
-            flat = values.reshape(-1, *values.shape[2:])
-            return library.concatenate([one, flat, none, one])
-
+        has_bonus_rows = bonus == "rows"
         first = target[0, :1]
         best = library.argmax(first, axis=1).astype(tokens.dtype)
-        bonus_row = first[: kept - size]
+        lengths = 1, *[size] * num, 0, size + 1
+
+        # Before the audited sequences comes one of one token, after them one of none, one of T + 1.
+        def among(values: Array, other: Array, more: int = 0) -> Array:
+            flat = values.reshape(-1, *values.shape[2:])
+            before, after = [other] * (1 + more), [other] * (more + size + 1 + more)
+            return library.concatenate([*before, flat, *after])
+
         batch = FlatBatch(
-            draft_token_ids=among(tokens, best, best[:0]),
-            num_draft_tokens=library.asarray([1, *[size] * num, 0, 1], dtype=np.int32),
-            draft_rows=None if draft is None else among(draft, first, first[:0]),
-            target_rows=among(target[:, :kept], library.concatenate([first, bonus_row]), bonus_row),
-            has_bonus_rows=bonus == "rows",
+            draft_token_ids=among(tokens, best),
+            num_draft_tokens=library.asarray(lengths, dtype=np.int32),
+            draft_rows=None if draft is None else among(draft, first),
+            target_rows=among(target[:, : size + has_bonus_rows], first, int(has_bonus_rows)),
+            has_bonus_rows=has_bonus_rows,
         )
         arguments |= {
             "draft_token_ids": batch.draft_token_ids,
@@ -111,7 +112,7 @@ def from_flat(sample: Callable[..., Any], *, bonus: str = "ids") -> Verify:
         emitted = emitted_from_flat(batch, _plain(output), arguments["max_spec_len"])[1:-2]
         return emitted if is_batch else emitted[0]
 
-    return verify
+    return Adapted(verify, own_uniforms=int(bonus == "ids"))
 
 
 def from_transformers(sample: Callable[..., Any], *, prompt: Sequence[int] = (0,)) -> Verify:
@@ -232,7 +233,7 @@ def from_linked_list(sample: Callable[..., Any]) -> Verify:
         both = _each(emitted, index[1:-1], accepted[1:-1], first[1:-1])
         return both if is_batch else (both[0][0], both[1][0])
 
-    return verify
+    return Adapted(verify, own_uniforms=1)
 
 
 def _as_batch(arrays: Sequence[Any], randomness: Any) -> tuple[list[Any], Any, bool]:
@@ -287,7 +288,9 @@ def _with_uniforms(sources: Any, num: int) -> tuple[Any, Array]:
         left, own = jnp.moveaxis(jax.vmap(jax.random.split)(sources), 1, 0)
         return left, jax.vmap(lambda key: jax.random.uniform(key, (num,)))(own)
     if sources.shape[1] < num:
-        raise ValueError(f"randomness has {sources.shape[1]} uniforms: {num} are taken here")
+        raise ValueError(
+            f"randomness has {sources.shape[1]} uniforms: {num} are taken here; set num_uniforms"
+        )
     split = sources.shape[1] - num
     return sources[:, :split], sources[:, split:]
 

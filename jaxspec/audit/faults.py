@@ -226,6 +226,10 @@ def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
             replaced(base, bonus_row=lambda p, q: top(p)),
         ),
         Suspect(
+            "padding: counted as a candidate, token 0 follows every accepted path",
+            replaced(base, bonus_row=lambda p, q: np.where(np.arange(len(p)) == 0, 1.0, 0.0)),
+        ),
+        Suspect(
             "bonus row: the root's row",
             verify,
             rows=target_of(lambda node, parents: node if node in parents else 0),

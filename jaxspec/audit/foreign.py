@@ -1,10 +1,11 @@
 """Calls of a foreign verifier: its arrays, its source of randomness, and what it returns.
 
-A verifier that JAX can trace is compiled for all candidates of a setting; any other is called from the
-host, one sequence or one batch at a time.
+A verifier that JAX can trace is compiled once for each shape of arguments, and called for many
+sequences at a time; any other is called from the host, one sequence or one batch at a time.
 """
 
 import dataclasses
+import functools
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,23 @@ class Emissions:
     slots: np.ndarray | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """A verifier around an engine's sampler.
+
+    Attributes:
+      verify: the verifier.
+      own_uniforms: how many of the explicit uniforms of a sequence it takes itself.
+    """
+
+    verify: Callable[..., Any]
+    own_uniforms: int
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Verify."""
+        return self.verify(*arguments)
+
+
 @dataclasses.dataclass
 class Foreign:
     """A foreign verifier, called in settings.
@@ -49,7 +67,8 @@ class Foreign:
       verify: the function.
       randomness: one of `RANDOMNESS`.
       batched: whether it takes a batch.
-      num_uniforms: K, for explicit uniforms; None for the number of nodes of a setting.
+      num_uniforms: K, for explicit uniforms; None for the number of nodes of a setting, and those that
+        an adapter takes.
       seed: of the draws that it is given.
       calls: sequences verified so far.
       modified: names of arguments that it has modified in place.
@@ -62,7 +81,7 @@ class Foreign:
     seed: int = 0
     calls: int = 0
     modified: set[str] = dataclasses.field(default_factory=set)
-    _traced: dict[Setting, Callable[..., Any] | None] = dataclasses.field(default_factory=dict)
+    _programs: dict[Any, Callable[..., Any] | None] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Import torch if it is needed; seed the draws."""
@@ -71,10 +90,14 @@ class Foreign:
             self._torch = require("randomness='torch'", "torch", "parity")
         self._sources = np.random.SeedSequence(self.seed)
         self._running: list[Any] = []
+        self._is_traceable = self.randomness in ("uniforms", "jax_key")
 
     def num_axes(self, setting: Setting) -> int:
         """Return K, the uniforms of one call."""
-        return len(setting.parents) if self.num_uniforms is None else self.num_uniforms
+        if self.num_uniforms is not None:
+            return self.num_uniforms
+        own = self.verify.own_uniforms if isinstance(self.verify, Adapted) else 0
+        return len(setting.parents) + own
 
     def sources(self, setting: Setting, seeds: np.ndarray) -> Sources:
         """Return one fresh source of randomness for each seed, int64 [L]."""
@@ -114,18 +137,17 @@ class Foreign:
         self.calls += len(drawings)
         program = self.program(setting)
         if program is not None:
-            return self._emit_traced(program, drawings, sources)
+            return self._emit_traced(program, setting, drawings, sources)
         if self.batched:
             return self.emit_batches(setting, drawings, sources, _HOST_BATCH)
         return self._emit_singly(setting, drawings, sources)
 
     def program(self, setting: Setting) -> Callable[..., Any] | None:
-        """Return the compiled verifier of a setting, None if JAX cannot trace it."""
-        if self.randomness not in ("uniforms", "jax_key"):
-            return None
-        if setting not in self._traced:
-            self._traced[setting] = self._trace(setting)
-        return self._traced[setting]
+        """Return the compiled verifier of a setting's shape, None if JAX cannot trace it."""
+        shape = is_path(setting.kind), setting.target.shape[1:], setting.draft is None
+        if shape not in self._programs:
+            self._programs[shape] = self._trace(setting) if self._is_traceable else None
+        return self._programs[shape]
 
     # --- host calls
 
@@ -211,48 +233,55 @@ class Foreign:
     # --- traced calls
 
     def _trace(self, setting: Setting) -> Callable[..., Any] | None:
-        """Compile the verifier for a setting; None if that fails or its results differ."""
-        arrays = [None if each is None else jnp.asarray(each) for each in self._all(setting)]
+        """Compile the verifier for a setting's shape; None if that fails.
 
-        def one(drawing: jax.Array, source: Any) -> Any:
-            args = [None if each is None else each[drawing] for each in arrays]
-            result = self.verify(*args, source)
-            emitted, slots = _split(result, setting)
+        The first program must emit what calls from the host do; if not, none is used.
+        """
+
+        def one(*args: Any) -> Any:
+            emitted, slots = _split(self.verify(*args), setting)
             return jnp.asarray(emitted), None if slots is None else jnp.asarray(slots)
 
         program = jax.jit(one if self.batched else jax.vmap(one))
         drawings = np.arange(4) % len(setting.tokens)
         sources = self.sources(setting, np.arange(4))
         try:
-            found = self._emit_traced(program, drawings, sources)
+            found = self._emit_traced(program, setting, drawings, sources)
         except Exception:
             return None
-        if self.batched:
-            host = self.emit_batches(setting, drawings, sources, 4)
-        else:
-            host = self._emit_singly(setting, drawings, sources)
-        is_same = _cut_padding(found.tokens) == _cut_padding(host.tokens)
-        return program if is_same else None
-
-    def _all(self, setting: Setting) -> list[Any]:
-        arrays = self._arrays(setting, np.arange(len(setting.tokens)))
-        return [None if each is None else np.asarray(each) for each in arrays]
+        if not any(self._programs.values()):
+            emit = functools.partial(self.emit_batches, size=4)
+            host = (emit if self.batched else self._emit_singly)(setting, drawings, sources)
+            self._is_traceable = _cut_padding(found.tokens) == _cut_padding(host.tokens)
+        return program if self._is_traceable else None
 
     def _emit_traced(
-        self, program: Callable[..., Any], drawings: np.ndarray, sources: Sources
+        self,
+        program: Callable[..., Any],
+        setting: Setting,
+        drawings: np.ndarray,
+        sources: Sources,
     ) -> Emissions:
-        tokens, slots = [], []
+        is_key = self.randomness == "jax_key"
+        if not len(drawings):
+            return Emissions(np.zeros((0, 1), np.int64), None)
+        numbers = np.asarray(jax.random.key_data(sources) if is_key else sources)
+        found = []
         for start in range(0, len(drawings), _TRACED_BATCH):
             part = np.arange(start, start + _TRACED_BATCH).clip(max=len(drawings) - 1)
-            emitted, path = program(jnp.asarray(drawings[part]), jnp.asarray(sources)[part])
+            source = numbers[part % len(numbers)]
+            args = self._arrays(setting, drawings[part])
+            results = program(*args, jax.random.wrap_key_data(source) if is_key else source)
             kept = min(_TRACED_BATCH, len(drawings) - start)
-            tokens.append(np.asarray(emitted)[:kept])
-            slots.append(None if path is None else np.asarray(path)[:kept])
-        found = np.concatenate(tokens) if tokens else np.zeros((0, 1))
-        if found.ndim != 2 or found.dtype.kind not in "iu":
-            raise ValueError(f"traced results of shape {found.shape} and dtype {found.dtype}")
-        paths = [each for each in slots if each is not None]
-        return Emissions(found.astype(np.int64), np.concatenate(paths) if paths else None)
+            found.append([None if each is None else np.asarray(each)[:kept] for each in results])
+        tokens, slots = (
+            None if each[0] is None else np.concatenate(each) for each in zip(*found, strict=True)
+        )
+        if tokens is None or tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"traced results {tokens}: must be integers, one row for each sequence"
+            )
+        return Emissions(tokens.astype(np.int64), slots)
 
 
 def _split(result: Any, setting: Setting) -> tuple[Any, Any]:

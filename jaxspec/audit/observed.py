@@ -1,6 +1,7 @@
 """What a foreign verifier emits in a setting: its exact law by search, or counts of a sample."""
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from jaxspec.audit.suspects import Joint
 from jaxspec.trees import NONE
 
 _REPLAYS = 8
+_SPLITS = 4
 
 
 @dataclasses.dataclass
@@ -26,7 +28,7 @@ class Observed:
       problems: the first emission of each kind that no verifier may emit, in words, by kind.
       halves: for samples, counts of the first and the second half of the calls, as `joint`.
       calls: of the verifier.
-      note: what kept the law from being exact, if that was tried.
+      points: uniform draws among them at which the outcome was that of the exact law.
     """
 
     setting: Setting
@@ -35,7 +37,7 @@ class Observed:
     problems: dict[str, str] = dataclasses.field(default_factory=dict)
     halves: tuple[Joint, Joint] = dataclasses.field(default_factory=lambda: ({}, {}))
     calls: int = 0
-    note: str = ""
+    points: int = 0
 
     def add(self, drawings: np.ndarray, emissions: Emissions, masses: np.ndarray | None) -> None:
         """Add emissions, with masses or each counted once; the empty ones are not kept."""
@@ -72,12 +74,14 @@ class Observed:
         return sum(self.joint.values())
 
 
-def search(foreign: Foreign, setting: Setting, most: int) -> Observed | None:
+def search(foreign: Foreign, setting: Setting, most: int, points: int = 0) -> Observed | None:
     """Find the exact law of a verifier of explicit uniforms, None if it is not found.
 
-    That is if it takes more than `most` calls, or replays inside the boxes disagree with them. The
-    axes are cut in their order: accept draws from the root on, then the final draw. If replays
-    disagree, since a draw matters only once a later one is known, all axes are cut again.
+    That is if it takes more than `most` calls, or replays go on to disagree with the boxes that they
+    are in: both corners, random points inside, and `points` uniform ones. The axes are cut in their
+    order: accept draws from the root on, then the final draw. If replays disagree, since a draw
+    matters only once a later one is known, all axes are cut again; if that changes nothing, the boxes
+    are split where replays disagree.
     """
     axes = foreign.num_axes(setting)
     drawings = np.arange(len(setting.tokens))
@@ -86,24 +90,52 @@ def search(foreign: Foreign, setting: Setting, most: int) -> Observed | None:
     low[:, 0], high[:, 0] = drawings, drawings + 1
     evaluate = _Evaluator(foreign, setting)
     generator = np.random.default_rng(foreign.seed)
-    for _ in range(axes + 1):
+    for _ in range(axes + 1 + _SPLITS):
         before = len(low)
         for axis in range(1, 1 + axes):
             low, high = cut(evaluate, low, high, axis)
             if evaluate.calls > most:
                 return None
         middle = evaluate((low + high) // 2)
-        replays = (generator.integers(low, high) for _ in range(_REPLAYS))
-        if all((evaluate(points) == middle).all() for points in (low, high - 1, *replays)):
+        volumes = np.prod((high - low)[:, 1:] / UNITS, axis=1)
+        every = np.arange(len(low))
+        drawn = generator.choice(every, points, p=volumes / volumes.sum())
+        boxes = np.concatenate([every, every, np.tile(every, _REPLAYS), drawn])
+        inside = boxes[2 * len(low) :]
+        replays = np.concatenate([low, high - 1, generator.integers(low[inside], high[inside])])
+        is_missed = evaluate(replays) != middle[boxes]
+        if not is_missed.any():
             break
         if len(low) == before:
-            return None
+            missed, first = np.unique(boxes[is_missed], return_index=True)
+            low, high = _split(evaluate, low, high, missed, replays[is_missed][first])
     else:
         return None
-    volumes = np.prod((high - low)[:, 1:] / UNITS, axis=1)
-    observed = Observed(setting, is_exact=True, calls=evaluate.calls)
+    observed = Observed(setting, is_exact=True, calls=evaluate.calls, points=points)
     observed.add(low[:, 0], evaluate.unpack(middle), volumes * setting.chances[low[:, 0]])
     return observed
+
+
+def _split(
+    evaluate: "_Evaluator", low: np.ndarray, high: np.ndarray, boxes: np.ndarray, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split boxes at points whose outcome is not that of their middle, along the axis that matters."""
+    way = (low[boxes] + high[boxes]) // 2
+    middle, axes = evaluate(way), np.zeros(len(boxes), np.int64)
+    for axis in range(1, low.shape[1]):
+        way[:, axis] = points[:, axis]
+        axes = np.where((axes == 0) & (evaluate(way) != middle), axis, axes)
+    rows = np.arange(len(boxes))
+    at = points[rows, axes]
+    edges = [low[boxes, axes], at, at + 1, high[boxes, axes]]
+    pieces = []
+    for start, end in itertools.pairwise(edges):
+        corners = low[boxes].copy(), high[boxes].copy()
+        corners[0][rows, axes], corners[1][rows, axes] = start, end
+        pieces.append([corner[start < end] for corner in corners])
+    lows, highs = zip(*pieces, strict=True)
+    others = np.delete(np.arange(len(low)), boxes)
+    return np.concatenate([low[others], *lows]), np.concatenate([high[others], *highs])
 
 
 class _Evaluator:
@@ -216,7 +248,11 @@ def problems_of(
         )
         return
     if len(text) > setting.depth + 1:
-        yield "too long", f"more than {setting.depth + 1} tokens: {where}"
+        yield (
+            "too long",
+            f"more than {setting.depth + 1} tokens: a second bonus, or padding or another sequence's "
+            f"tokens counted as candidates: {where}",
+        )
         return
     place = _reach(setting, drawing, text)
     if place < len(text) - 1:

@@ -2,7 +2,8 @@
 
 Rows depend on the context. Rare target tokens are likely in the draft (p = 0.02 where q = 0.9) and the
 reverse, so that a verifier that is wrong in one call of a hundred is seen within some 20,000 calls;
-there are zeros in both rows, equal rows, one-hot rows, and a vocabulary above one tile.
+there are zeros in both rows, equal rows, one-hot rows, and a vocabulary above one tile. Rows of two or
+three tokens are filled up to four with zeros, so that few shapes have to be compiled.
 """
 
 import dataclasses
@@ -82,18 +83,29 @@ class Setting:
             depths.append(depths[parent] + 1)
         return max(depths)
 
+    def row(self, context: Context) -> Row:
+        """Return the target row after a context, as `as_row` does."""
+        known = context if context in self.rows else ()
+        if known not in self._rows:
+            self._rows[known] = as_row(self.rows[known])
+        return self._rows[known]
+
     def follow(self, context: Context, length: int) -> dict[Text, float]:
         """Return the law of the `length` tokens that the target continues a context with."""
         if length == 0:
             return {(): 1.0}
         if (context, length) not in self._known:
-            row = as_row(self.rows.get(context, self.rows[()]))
+            row = self.row(context)
             self._known[context, length] = {
                 (token, *rest): float(row[token]) * mass
                 for token in np.flatnonzero(row).tolist()
                 for rest, mass in self.follow((*context, token), length - 1).items()
             }
         return self._known[context, length]
+
+    @functools.cached_property
+    def _rows(self) -> dict[Context, Row]:
+        return {}
 
     @functools.cached_property
     def _known(self) -> dict[tuple[Context, int], dict[Text, float]]:
@@ -108,7 +120,7 @@ class Setting:
         """Return the probability that the target's text begins with these tokens, or D + 1 of them."""
         chance = 1.0
         for place, token in enumerate(text[: self.depth + 1]):
-            row = as_row(self.rows.get(text[:place], self.rows[()]))
+            row = self.row(text[:place])
             chance *= float(row[token]) if 0 <= token < self.vocab else 0.0
         return chance
 
@@ -276,10 +288,25 @@ _TILES_Q: RowsByContext = {
     (599,): _sparse(600, _0=0.7, _598=0.3),
 }
 
+_LEAST_VOCAB = 4
+
+
+def _filled(instance: Instance) -> Instance:
+    """Append tokens of probability 0 to small rows."""
+
+    def filled(rows: RowsByContext | None) -> RowsByContext | None:
+        return rows and {
+            each: [*row, *[0.0] * (_LEAST_VOCAB - len(row))] for each, row in rows.items()
+        }
+
+    target = filled(instance.target) or {}
+    return dataclasses.replace(instance, target=target, draft=filled(instance.draft))
+
+
 _PATHS = (
     Instance("a path of one", _KILL_P, _KILL_Q, branching=(1,)),
     Instance("tiny probabilities", _TINY_P, _TINY_Q, branching=(1,)),
-    Instance("two tokens of two", _TOY_P, _TOY_Q, branching=(1, 1)),
+    Instance("four tokens of two", _TOY_P, _TOY_Q, branching=(1, 1, 1, 1)),
     Instance("rare target, likely draft", _RARE_P, _RARE_Q, branching=(1, 1)),
     Instance("zeros and one-hot rows", _ZEROS_P, _ZEROS_Q, branching=(1, 1)),
     Instance("equal rows, rare bonus", _EQUAL_P, _EQUAL_Q, branching=(1, 1)),
@@ -288,7 +315,7 @@ _PATHS = (
     Instance("600 tokens", _TILES_P, _TILES_Q, branching=(1, 1)),
 )
 
-_WIDE_P, _WIDE_Q = _same(0.02, 0.08, 0.3, 0.6), _same(0.7, 0.2, 0.06, 0.04)
+_WIDE_P, _WIDE_Q = _same(0.02, 0.04, 0.2, 0.74), _same(0.5, 0.09, 0.05, 0.36)
 
 _TREES = (
     Instance("two siblings", _KILL_P, _KILL_Q, branching=(2,)),
@@ -317,7 +344,7 @@ def _with_top_candidates(instance: Instance) -> Instance:
 
 def instances_of_kind(kind: str) -> tuple[Instance, ...]:
     """Return the instances that a foreign verifier of a kind is called in, smallest first."""
-    found = _PATHS if is_path(kind) else _TREES
+    found = tuple(map(_filled, _PATHS if is_path(kind) else _TREES))
     return found if is_sampled(kind) else tuple(map(_with_top_candidates, found))
 
 

@@ -45,7 +45,7 @@ class AdaptiveTreePolicy:
       min_depth: least depth, at least 1.
       max_depth: greatest depth.
       first_depth: depth of the first round.
-      deepen_at: accepted over proposed from which the depth grows.
+      deepen_at: accepted over proposed from which the depth grows; above 1 it never does.
       shorten_at: accepted over proposed up to which it shrinks; below `deepen_at`.
       max_nodes: most nodes of a tree, the root counted.
 

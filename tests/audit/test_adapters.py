@@ -35,6 +35,16 @@ def test_a_right_flat_sampler_passes(kind: str, bonus: str, is_flat_output: bool
     assert report.matches == ("token" if kind == "path" else "point_mass",)
 
 
+def test_by_default_a_sampler_gets_as_many_uniforms_as_its_adapter_takes_and_it_needs() -> None:
+    for verify, kind in (
+        (from_linked_list(linked_sampler()), "point_mass"),
+        (from_flat(flat_sampler()), "path"),
+        (from_flat(flat_sampler(), bonus="rows"), "path"),
+        (from_transformers(assisted_sampler()), "path"),
+    ):
+        assert check_lossless(verify, kind=kind, randomness="uniforms").passes
+
+
 def test_a_right_flat_sampler_without_bonus_tokens_passes() -> None:
     verify = from_flat(flat_sampler(), bonus="none")
     options = {"kind": "path", "randomness": "uniforms", "num_uniforms": 4}
@@ -59,6 +69,14 @@ def test_a_wrong_flat_sampler_is_rejected(
 ) -> None:
     verify = from_flat(flat_sampler(fault, is_flat_output=is_flat_output), bonus=bonus)
     assert not report_of(verify, kind, uniforms=5).passes
+
+
+@pytest.mark.parametrize(("kind", "bonus"), [("path", "ids"), ("point_mass_path", "rows")])
+def test_tokens_after_a_sequences_own_are_not_candidates(kind: str, bonus: str) -> None:
+    verify = from_flat(flat_sampler("padding"), bonus=bonus)
+    report = check_lossless(verify, kind=kind, randomness="numpy", budget=3_000)
+    assert not report.passes
+    assert "counted as candidates" in " ".join(report.failures)
 
 
 def test_an_assisted_sampler_passes_or_is_rejected() -> None:
@@ -115,7 +133,7 @@ def recorded(seen: list[Any], *, bonus: str = "ids") -> Any:
     def sample(*, randomness: Any, num_draft_tokens: Any, bonus_token_ids: Any, **_: Any) -> Any:
         seen.append((randomness, bonus_token_ids))
         library = jnp if isinstance(num_draft_tokens, jax.Array) else np
-        return library.full((len(num_draft_tokens), 2), 0)
+        return library.full((len(num_draft_tokens), 3), 0)
 
     return from_flat(sample, bonus=bonus)
 
@@ -126,7 +144,7 @@ PATH = (np.array([1]), np.full((1, 4), 0.25, np.float32), np.full((2, 4), 0.25, 
 def test_every_source_of_randomness_reaches_the_sampler_and_draws_the_bonus_token() -> None:
     for source in (7, np.random.default_rng(0), np.array([0.1, 0.2, 0.6], np.float32)):
         seen: list[Any] = []
-        assert recorded(seen)(*PATH, source).tolist() == [0, 0]
+        assert recorded(seen)(*PATH, source).tolist() == [0, 0, 0]
         given, ids = seen[0]
         assert len(given) == 4 and ids.shape == (4, 1)
         if isinstance(source, np.ndarray):
@@ -148,7 +166,7 @@ def test_with_jax_keys_an_adapter_runs_under_vmap(make: Any) -> None:
     arrays = [jnp.asarray(each) for each in PATH]
     keys = jnp.stack([make(seed) for seed in range(200)])
     found = jax.jit(jax.vmap(lambda key: recorded(seen)(*arrays, key)))(keys)
-    assert found.shape == (200, 2)
+    assert found.shape == (200, 3)
     assert seen[0][0].shape[0] == 4
     own = jax.vmap(lambda key: recorded(seen)(*arrays, key).sum() + seen[-1][1][1, 0])(keys)
     assert set(own.tolist()) == {0, 1, 2, 3}
@@ -166,7 +184,7 @@ def test_what_does_not_fit_is_rejected_by_place_and_value() -> None:
         "bonus is 'both': must be one of 'ids', 'rows', 'none'": lambda: from_flat(
             short, bonus="both"
         ),
-        "output_token_ids has shape (2, 2): must be (4, 2) or (7,)": lambda: from_flat(short)(
+        "output_token_ids has shape (2, 2): must be (4, 3) or (8,)": lambda: from_flat(short)(
             *PATH, 0
         ),
         "n_matches is 0: must be one less than the 2 tokens": lambda: from_transformers(uneven)(

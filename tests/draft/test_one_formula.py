@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from typing import Any
 
 import jax
@@ -183,7 +182,7 @@ def test_a_share_at_the_edge_of_two_depths_has_the_depth_of_exact_arithmetic() -
             policy = AdaptiveTreePolicy(max_depth=99, first_depth=9, **share)
             wanted = np.where(accepted >= edge, 10, np.where(accepted == 0, 8, 9))
             np.testing.assert_array_equal(policy.next_depth(9, accepted, proposed), wanted)
-            share = {"deepen_at": math.inf, "shorten_at": edge / proposed}
+            share = {"deepen_at": 2.0, "shorten_at": edge / proposed}
             policy = AdaptiveTreePolicy(max_depth=99, first_depth=9, **share)
             wanted = np.where(accepted <= edge, 8, 9)
             np.testing.assert_array_equal(policy.next_depth(9, accepted, proposed), wanted)

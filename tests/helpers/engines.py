@@ -27,12 +27,17 @@ def flat_sampler(fault: str = "", *, is_flat_output: bool = False) -> Any:
         output = np.full((len(num_draft_tokens), max_spec_len + 1), -1)
         vocab = target_probs.shape[1]
         has_bonus_rows = len(target_probs) == len(draft_token_ids) + len(num_draft_tokens)
-        for b, count in enumerate(num_draft_tokens):
-            begin = cu_num_draft_tokens[b] - count
+        for b, own in enumerate(num_draft_tokens):
+            count, begin = own, cu_num_draft_tokens[b] - own
             if fault == "cu_num":
                 begin = min(cu_num_draft_tokens[b], len(draft_token_ids) - count)
+            uniforms = randomness[b]
+            if not isinstance(uniforms, np.ndarray):
+                uniforms = uniforms.random(max_spec_len + 1)
             row = begin + (b if has_bonus_rows and fault != "bonus rows" else 0)
             is_rejected = False
+            if fault == "padding":  # what comes after a sequence's own tokens counts as its
+                count = min(max_spec_len, len(draft_token_ids) - begin)
             for t in range(count):
                 x, p = draft_token_ids[begin + t], target_probs[row + t]
                 q = np.where(np.arange(vocab) == x, 1.0, 0.0)
@@ -40,14 +45,14 @@ def flat_sampler(fault: str = "", *, is_flat_output: bool = False) -> Any:
                     q = draft_probs[begin + t]
                 elif fault == "none":
                     q = np.full(vocab, 1 / vocab)
-                if randomness[b][t] * q[x] < p[x]:
+                if float(uniforms[t]) * q[x] < p[x]:
                     output[b, t] = x
                     continue
-                output[b, t] = pick(np.maximum(p - q, 0), randomness[b][-1])
+                output[b, t] = pick(np.maximum(p - q, 0), float(uniforms[-1]))
                 is_rejected = True
                 break
             if has_bonus_rows and not is_rejected:
-                output[b, count] = pick(target_probs[row + count], randomness[b][-1])
+                output[b, count] = pick(target_probs[row + count], float(uniforms[-1]))
             elif bonus_token_ids is not None and (not is_rejected or fault == "bonus"):
                 other = fault == "bonus of another"
                 output[b, count] = bonus_token_ids[max(b - 1, 0) if other else b, 0]

@@ -27,7 +27,7 @@ class Coins:
 def pick(u, weights):
     running = np.cumsum(np.asarray(weights, np.float64))
     place = int(np.searchsorted(running, u * running[-1], side="right"))
-    return min(place, int(np.flatnonzero(np.asarray(weights) > 0)[-1]))
+    return min(place, int(np.flatnonzero(np.asarray(weights) > 0).max(initial=0)))
 
 
 def one_hot(x, size):

@@ -1,0 +1,44 @@
+"""The gallery of faulty verifiers at one seed; `tests/gallery.py` runs it over many."""
+
+import re
+
+import pytest
+from helpers.gallery import FAULTS, RIGHT
+
+from jaxspec.audit import check_lossless, lossless
+
+CHEAP = (
+    "residual not renormalised", "third point mass", "only the first tile", "lenience 1/2",
+    "threshold of 0.25", "no bonus", "bonus although", "two bonus", "left after the end",
+    "emitted again", "nothing emitted", "never drafted", "slots", "last slot", "other twin",
+    "draws from elsewhere", "shared by a batch", "per leaf", "<=", "1e-3$",
+)  # fmt: skip
+"""Faults that are seen early, and that no other test has."""
+
+
+@pytest.fixture(autouse=True)
+def no_names(monkeypatch):
+    """Leave the faults unnamed, which takes most of the time."""
+    monkeypatch.setattr(lossless, "fitting_faults", lambda *_: ())
+
+
+def test_the_gallery_has_at_least_sixty_faults_of_every_kind():
+    assert len(FAULTS) >= 60
+    assert {entry.kind for entry in FAULTS.values()} == {entry.kind for entry in RIGHT.values()}
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if re.search("|".join(CHEAP), name)])
+def test_a_fault_is_rejected(name):
+    entry = FAULTS[name]
+    how = {"randomness": entry.randomness, **entry.how}
+    report = check_lossless(entry.verify, kind=entry.kind, **how)
+    assert not report.passes
+    assert report.failures
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_rule_passes_as_a_foreign_function(name):
+    entry = RIGHT[name]
+    for randomness, budget in (("uniforms", 60_000), ("numpy", 5_000)):
+        how = {"randomness": randomness, "budget": budget, **entry.how}
+        assert check_lossless(entry.verify, kind=entry.kind, **how).passes

@@ -15,7 +15,7 @@ TILE = 512
 """Vocabulary entries in a tile. A draw first selects a tile, then a token inside it."""
 
 SPAN = 32
-"""Tiles that are summed at a time on CPU, so that a span of two rows fits into the cache."""
+"""Most tiles that are summed at a time on CPU, so that a span of two rows fits into the cache."""
 
 LEAST = float(np.finfo(np.float32).tiny)
 """The least normal float32. Smaller weights count as 0, since devices differ in whether they keep
@@ -62,7 +62,8 @@ def tile_sums(
     if vocab <= TILE:
         return of_tile(jnp.int32(0))[:, None]
 
-    span = min(SPAN, full) if spans else full
+    trips = -(-full // SPAN) if spans else 1
+    span = -(-full // trips)  # of equal size as far as may be: the last two overlap
 
     @jax.jit  # to be traced once
     def of_span(first: jax.Array) -> jax.Array:
@@ -70,12 +71,12 @@ def tile_sums(
         return jnp.stack([sum_rows(x.reshape(span, TILE), spans=spans) for x in quantities])
 
     def body(trip: jax.Array, done: jax.Array) -> jax.Array:
-        first = jnp.minimum(trip * span, full - span)  # the last two spans may overlap
+        first = jnp.minimum(trip * span, full - span)
         return lax.dynamic_update_slice(done, of_span(first), (jnp.zeros_like(first), first))
 
-    if full > span:
+    if trips > 1:
         one = zeros_like_result(lambda: of_span(jnp.int32(0)))
-        sums = fori_loop(-(-full // span), body, jnp.pad(one, ((0, 0), (0, full - span))))
+        sums = fori_loop(trips, body, jnp.pad(one, ((0, 0), (0, full - span))))
     else:
         sums = of_span(jnp.int32(0))
     singles = [] if mended is None else [mended]

@@ -67,7 +67,7 @@ class StoredRow:
         def piece(start: Any, size: int, _: jax.Array | None) -> tuple[jax.Array]:
             return (quantity(self.read(start, size), tokens_from(start, size)),)
 
-        return jnp.sum(tile_sums(piece, self.vocab, spans=self.spans))
+        return jnp.sum(tile_sums(piece, self.vocab, spans=self.spans)[0])
 
     def fold(self, step: Callable[[Any, int, T], T], start: T) -> T:
         """Fold `step(start, size, state)` over the row."""

@@ -41,8 +41,8 @@ def tokens_from(start: Any, size: int) -> jax.Array:
 
 def tile_sums(
     piece: Piece, vocab: int, *, spans: bool, mended: jax.Array | None = None
-) -> jax.Array:
-    """Sum the Q quantities of `piece` over consecutive tiles, float32 [Q, ceil(V / TILE)].
+) -> tuple[jax.Array, ...]:
+    """Sum the quantities of `piece` over consecutive tiles: a tuple of float32 [ceil(V / TILE)].
 
     Args:
       piece: gives the quantities of a stretch; the tokens are given to it for single tiles only.
@@ -52,40 +52,43 @@ def tile_sums(
     """
     full, tail = divmod(vocab, TILE)
 
-    def of_tile(tile: jax.Array) -> jax.Array:
+    def of_tile(tile: jax.Array) -> tuple[jax.Array, ...]:
         start, size = tile_span(tile, vocab)
         tokens = tokens_from(start, size)
         is_inside = tokens >= tile * TILE  # the last tile may be short
-        quantities = jnp.stack(piece(start, size, tokens))
-        return jnp.sum(jnp.where(is_inside[None], quantities, 0.0), axis=1)
+        return tuple(jnp.sum(jnp.where(is_inside, x, 0.0)) for x in piece(start, size, tokens))
 
     if vocab <= TILE:
-        return of_tile(jnp.int32(0))[:, None]
+        return tuple(x[None] for x in of_tile(jnp.int32(0)))
 
     trips = -(-full // SPAN) if spans else 1
     span = -(-full // trips)  # of equal size as far as may be: the last two overlap
 
     @jax.jit  # to be traced once
-    def of_span(first: jax.Array) -> jax.Array:
+    def of_span(first: jax.Array) -> tuple[jax.Array, ...]:
         quantities = piece(first * TILE, span * TILE, None)
-        return jnp.stack([sum_rows(x.reshape(span, TILE), spans=spans) for x in quantities])
+        return tuple(sum_rows(x.reshape(span, TILE), spans=spans) for x in quantities)
 
-    def body(trip: jax.Array, done: jax.Array) -> jax.Array:
+    def body(trip: jax.Array, done: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = jnp.minimum(trip * span, full - span)
-        return lax.dynamic_update_slice(done, of_span(first), (jnp.zeros_like(first), first))
+        return tuple(
+            lax.dynamic_update_slice(old, x, (first,))
+            for old, x in zip(done, of_span(first), strict=True)
+        )
 
     if trips > 1:
         one = zeros_like_result(lambda: of_span(jnp.int32(0)))
-        sums = fori_loop(trips, body, jnp.pad(one, ((0, 0), (0, full - span))))
+        sums = fori_loop(trips, body, tuple(jnp.pad(x, (0, full - span)) for x in one))
     else:
         sums = of_span(jnp.int32(0))
     singles = [] if mended is None else [mended]
     if tail:
         singles.append(jnp.full(1, full, jnp.int32))
-        sums = jnp.pad(sums, ((0, 0), (0, 1)))
+        sums = tuple(jnp.pad(x, (0, 1)) for x in sums)
     if singles:
         tiles = jnp.concatenate(singles)
-        sums = sums.at[:, tiles].set(jax.vmap(of_tile, out_axes=1)(tiles))
+        again = jax.vmap(of_tile)(tiles)
+        sums = tuple(x.at[tiles].set(y) for x, y in zip(sums, again, strict=True))
     return sums
 
 

@@ -101,7 +101,7 @@ def measure(
         return reader.guarded(mass, piece), deficit, *pool, *_masses(piece, with_draft=True)
 
     gone = reader.removed_tokens(site.node, after)
-    mass, deficit, *others = jnp.sum(reader.sums(site, gone, quantity), axis=1)
+    mass, deficit, *others = map(jnp.sum, reader.sums(site, gone, quantity))
     pool = others.pop(0) if has_siblings else jnp.float32(1)
     is_doubtful = ~reader.is_exact & ~jnp.isfinite(mass) if may_assume else jnp.zeros((), bool)
     for other in others:
@@ -125,13 +125,14 @@ def final_draw(
     whole = whole_row(jnp.float32(1), reader.tree.max_children, reader.vocab)
     left = choose(left.is_whole, whole, left)
 
-    def sums_of(left: Remainder) -> jax.Array:
+    def sums_of(left: Remainder) -> tuple[jax.Array, ...]:
         def quantity(piece: Piece, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
             is_removed = reader.is_removed(site.node, left, tokens)
             row = reader.guarded(reader.kind.row(left, piece.p, piece.q, is_removed), piece)
             return row, *_masses(piece, with_draft=assumes_draft)
 
-        return reader.sums(site, reader.removed_tokens(site.node, left), quantity)
+        sums, *masses = reader.sums(site, reader.removed_tokens(site.node, left), quantity)
+        return sums, *map(jnp.sum, masses)
 
     def attempt(state: Any) -> Any:
         _, left, _ = state
@@ -139,12 +140,11 @@ def final_draw(
         is_empty = (jnp.sum(sums[0]) == 0) & ~left.is_whole
         return is_empty, choose(is_empty, whole, left), sums
 
+    no_sums = jnp.zeros(-(-reader.vocab // TILE), jnp.float32)
     measured = (reader.target, reader.draft if assumes_draft else None)
-    num_masses = sum(rows is not None and rows.is_assumed for rows in measured)
-    no_sums = jnp.zeros((1 + num_masses, -(-reader.vocab // TILE)), jnp.float32)
-    start = (is_wanted, left, no_sums)
+    no_masses = [jnp.float32(0) for rows in measured if rows is not None and rows.is_assumed]
+    start = (is_wanted, left, (no_sums, *no_masses))
     _, drawn_from, (sums, *masses) = while_loop(lambda state: state[0], attempt, start)
-    masses = [jnp.sum(mass) for mass in masses]
     is_doubtful = is_wanted & ~reader.is_exact & ~jnp.isfinite(jnp.sum(sums))
     if reader.target.is_assumed:
         is_doubtful |= is_wanted & reader.is_off(masses.pop(0))

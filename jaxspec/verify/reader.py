@@ -166,8 +166,8 @@ class RowReader:
         site: Site,
         removed: jax.Array,
         quantity: Callable[[Piece, jax.Array | None], tuple[jax.Array, ...]],
-    ) -> jax.Array:
-        """Sum Q quantities over the tiles of a node's rows, float32 [Q, tiles].
+    ) -> tuple[jax.Array, ...]:
+        """Sum quantities over the tiles of a node's rows.
 
         `quantity(piece, tokens)` is given the tokens only where one of the `removed` tokens [C] may be
         among them, so that the pass over all other tiles need not compare.

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import hostile
 
 import jaxspec as js
 from jaxspec import layouts
-from tests.helpers import hostile
 
 BATCH, LONGEST, VOCAB = 6, 3, 5
 TOKENS = BATCH * LONGEST + 2  # entries, of which the last are padding

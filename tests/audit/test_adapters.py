@@ -12,7 +12,6 @@ from helpers.engines import assisted_sampler, flat_sampler, linked_sampler
 from jaxspec import audit
 from jaxspec.audit import check_lossless, from_flat, from_linked_list, from_transformers
 
-
 BUDGET = 60_000
 """Calls: less than the default, since samplers in Python loops take a third of a millisecond."""
 

@@ -10,8 +10,8 @@ from jaxspec.audit import check_lossless, lossless
 CHEAP = (
     "residual not renormalised", "third point mass", "only the first tile", "lenience 1/2",
     "threshold of 0.25", "no bonus", "bonus although", "two bonus", "left after the end",
-    "emitted again", "nothing emitted", "never drafted", "slots", "last slot", "other twin",
-    "draws from elsewhere", "shared by a batch", "per leaf", "<=", "1e-3$",
+    "emitted again", "nothing emitted", "never drafted", "slots all", "other twin",
+    "draws from elsewhere", "per leaf", "<=", "1e-3$",
 )  # fmt: skip
 """Faults that are seen early, and that no other test has."""
 
@@ -39,6 +39,5 @@ def test_a_fault_is_rejected(name):
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_rule_passes_as_a_foreign_function(name):
     entry = RIGHT[name]
-    for randomness, budget in (("uniforms", 60_000), ("numpy", 5_000)):
-        how = {"randomness": randomness, "budget": budget, **entry.how}
-        assert check_lossless(entry.verify, kind=entry.kind, **how).passes
+    how = {"randomness": "numpy", "budget": 5_000, **entry.how}
+    assert check_lossless(entry.verify, kind=entry.kind, **how).passes

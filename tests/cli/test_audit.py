@@ -159,7 +159,8 @@ def agreement(draft_tokens, draft_rows, target_rows, uniforms):
     """Draw from the target for as long as the draft agrees: lossless, but accepts little."""
     emitted = []
     for row, u, drafted in zip(target_rows, uniforms, [*draft_tokens, None], strict=True):
-        emitted.append(min(int((row.cumsum() <= u).sum()), len(row) - 1))
+        last = int(row.nonzero()[0][-1])  # rounding may leave no running total above a draw
+        emitted.append(min(int((row.cumsum() <= u).sum()), last))
         if emitted[-1] != drafted:
             break
     return emitted

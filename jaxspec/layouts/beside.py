@@ -71,15 +71,8 @@ def accept_probs(batch: FlatBatch, max_spec_len: int) -> jax.Array:
       float32 [B, T]; 0 beyond a sequence's candidates, and for one that cannot be accepted: of an
       invalid row, outside the vocabulary, or impossible under its draft row.
     """
-    numbers = jnp.arange(batch.num_draft_tokens.shape[0], dtype=jnp.int32)
-    counts = jnp.asarray(batch.num_draft_tokens, jnp.int32)
-    end = jnp.asarray(batch.cu_num_draft_tokens, jnp.int32)
-    is_held = (counts <= max_spec_len) & (end <= batch.draft_token_ids.shape[0])
-    tokens = jax.vmap(lambda b: path_at(batch, b, max_spec_len)[0].tree.tokens[1:])(numbers)
-    places = jnp.arange(max_spec_len, dtype=jnp.int32)[None]
-    target = as_source("target_rows", batch.target_rows)
-    is_token = (tokens >= 0) & (tokens < vocab_of(target, target.values))
-    is_wanted = is_token & is_held[:, None] & (places < counts[:, None])
+    tokens, is_candidate, is_held = _candidates(batch, max_spec_len)
+    is_wanted = is_candidate & is_held[:, None]
 
     def at(sequence: jax.Array, place: jax.Array, spans: bool) -> jax.Array:
         proposal, rows = path_at(batch, sequence, max_spec_len)
@@ -121,15 +114,10 @@ def synthetic_output(
     """
     longest = draws.accept.shape[1] - 1
     counts = jnp.asarray(batch.num_draft_tokens, jnp.int32)
-    numbers = jnp.arange(counts.shape[0], dtype=jnp.int32)
-    end = jnp.asarray(batch.cu_num_draft_tokens, jnp.int32)
-    is_held = (counts <= longest) & (end <= batch.draft_token_ids.shape[0])
-    drafted = jax.vmap(lambda b: path_at(batch, b, longest)[0].tree.tokens[1:])(numbers)
-    target = as_source("target_rows", batch.target_rows)
-    is_token = (drafted >= 0) & (drafted < vocab_of(target, target.values))
+    drafted, is_candidate, is_held = _candidates(batch, longest)
     chance = jnp.broadcast_to(jnp.asarray(acceptance, jnp.float32), counts.shape)[:, None]
     places = jnp.arange(longest + 1, dtype=jnp.int32)[None]
-    is_accepted = is_token & (draws.accept[:, 1:] < chance) & (places[:, :-1] < counts[:, None])
+    is_accepted = is_candidate & (draws.accept[:, 1:] < chance)
     accepted = jnp.sum(jnp.cumprod(is_accepted, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     accepted = jnp.where(is_held, accepted, 0)
     ends = is_held & ((accepted < counts) | batch.has_bonus_rows)
@@ -145,6 +133,19 @@ def synthetic_output(
         status=jnp.zeros_like(counts),
     )
     return replace(flat_result(batch, verdicts, None), status=jnp.full_like(counts, NONE))
+
+
+def _candidates(batch: FlatBatch, longest: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return tokens [B, T], which of them count and are in the vocabulary, and which paths fit [B]."""
+    counts = jnp.asarray(batch.num_draft_tokens, jnp.int32)
+    end = jnp.asarray(batch.cu_num_draft_tokens, jnp.int32)
+    is_held = (counts <= longest) & (end <= batch.draft_token_ids.shape[0])
+    numbers = jnp.arange(counts.shape[0], dtype=jnp.int32)
+    tokens = jax.vmap(lambda b: path_at(batch, b, longest)[0].tree.tokens[1:])(numbers)
+    target = as_source("target_rows", batch.target_rows)
+    is_token = (tokens >= 0) & (tokens < vocab_of(target, target.values))
+    places = jnp.arange(longest, dtype=jnp.int32)[None]
+    return tokens, is_token & (places < counts[:, None]), is_held
 
 
 def _probability(source: RowSource, place: jax.Array, token: jax.Array, spans: bool) -> jax.Array:

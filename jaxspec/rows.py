@@ -15,11 +15,9 @@ from typing import Any, Self, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxspec.checks import (
     MASS_TOLERANCE,
-    assert_array,
     assert_between,
     assert_told_apart,
     assert_whole,
@@ -28,6 +26,7 @@ from jaxspec.checks import (
     struct,
 )
 from jaxspec.loops import fori_loop, varying_alike
+from jaxspec.slabs.base import AnySlab, assert_slab, read
 from jaxspec.tiles import LEAST, even_span, tile_sums, tokens_from, weights_of
 
 T = TypeVar("T")
@@ -51,15 +50,14 @@ class StoredRow:
       spans: whether `sum` and `fold` go span by span (fast on CPU) or through the row at once.
     """
 
-    slab: jax.Array  # [R, W]
+    slab: AnySlab  # [R, W]
     index: jax.Array  # []
     vocab: int
     spans: bool = False
 
     def read(self, start: Any, size: int) -> jax.Array:
         """Return the stored entries [size] of consecutive tokens."""
-        where = (jnp.asarray(self.index, jnp.int32), jnp.asarray(start, jnp.int32))
-        return lax.dynamic_slice(self.slab, where, (1, size))[0]
+        return read(self.slab, self.index, start, size)
 
     def sum(self, quantity: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         """Sum `quantity(entries, tokens)`, float32 [size] for stored entries [size], over the row."""
@@ -88,7 +86,8 @@ class RowSource(abc.ABC):
     (`split`): stored entries are arguments.
 
     Attributes:
-      values: [R, W], the slab of rows as stored.
+      values: [R, W], the slab of rows as stored, or a `jaxspec.slabs.Slab` that computes entries as
+        they are read.
       first: int32 [], index in `values` of this sequence's row 0. None means 0.
       vocab: V, if the slab is wider than the vocabulary (static): entries from V on are padding, which
         is never read. None means W.
@@ -107,7 +106,7 @@ class RowSource(abc.ABC):
     [0.666667, 0.0, 0.333333]
     """
 
-    values: jax.Array  # [R, W]
+    values: AnySlab  # [R, W]
     first: jax.Array | None = None  # []
     vocab: int | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -142,7 +141,7 @@ class RowSource(abc.ABC):
 
     def validate(self, name: str) -> None:
         """Assert static shapes and dtypes; `name` is the argument, for the message."""
-        assert_array(f"{name} rows", self.values, {"N": None, "V": None}, jnp.number)
+        assert_slab(name, self.values, self.vocab)
         if self.vocab is not None:
             assert_between(f"vocab of the {name} rows", self.vocab, 1, self.values.shape[1])
 
@@ -154,7 +153,7 @@ class RowSource(abc.ABC):
         message = name + " row {i0}: mass is {mass}, not a positive number"
         check_all(~is_used | ((mass > 0) & jnp.isfinite(mass)), message, mass=mass)
 
-    def split(self) -> tuple[jax.Array, Self]:
+    def split(self) -> tuple[AnySlab, Self]:
         """Return (the slab, the source without it: offset and parameters)."""
         return self.values, dataclasses.replace(self, values=None)  # type: ignore[arg-type]
 
@@ -236,7 +235,7 @@ def as_source(name: str, rows: RowsLike) -> RowSource:
     raise ValueError(f"{name} is {described(rows)}: must be {wanted}")
 
 
-def assert_floats(name: str, values: jax.Array) -> None:
+def assert_floats(name: str, values: AnySlab) -> None:
     """Assert that stored rows are of one of the float dtypes whose masses have a tolerance."""
     if values.dtype.name not in MASS_TOLERANCE:
         raise AssertionError(
@@ -249,9 +248,9 @@ def _inverse(mass: jax.Array) -> jax.Array:
     return 1 / jnp.where(mass == 0, 1.0, mass)
 
 
-def vocab_of(source: RowSource, slab: jax.Array) -> int:
+def vocab_of(source: RowSource, slab: AnySlab) -> int:
     """Return how many entries of the rows in a slab are tokens."""
-    return slab.shape[-1] if source.vocab is None else source.vocab
+    return slab.shape[1] if source.vocab is None else source.vocab
 
 
 def index_of(source: RowSource, row: jax.Array) -> jax.Array:
@@ -261,13 +260,12 @@ def index_of(source: RowSource, row: jax.Array) -> jax.Array:
 
 def window(source: RowSource, num_rows: int) -> jax.Array:
     """Return the rows of this sequence as stored, [num_rows, V]; beyond the slab, its last."""
-    if source.vocab is not None:
-        source = dataclasses.replace(source, values=source.values[:, : source.vocab])
-    if source.first is None:
-        return source.values[:num_rows]
+    vocab = vocab_of(source, source.values)
+    if source.first is None and isinstance(source.values, jax.Array):
+        return source.values[:num_rows, :vocab]
     # Row by row: a slab may end before rows that are never read.
-    where = source.first + jnp.arange(num_rows, dtype=jnp.int32)
-    return source.values[jnp.clip(where, 0, source.values.shape[0] - 1)]
+    where = index_of(source, jnp.arange(num_rows, dtype=jnp.int32))
+    return jax.vmap(lambda row: read(source.values, row, 0, vocab))(where)
 
 
 def row_of(source: RowSource, row: jax.Array) -> jax.Array:

@@ -63,6 +63,20 @@ class Tree:
         """Nodes that are not padding, including the root."""
         return self.level_sizes.sum(axis=-1, dtype=self.level_sizes.dtype)
 
+    @property
+    def tokens_above(self) -> jax.Array:
+        """The candidates from the root's child down to each node, itself included, then -1, [N, D].
+
+        Those that were drafted before what the node's row scores; for one tree, traced.
+
+        >>> make_tree([-1, 5, 7, 2], [-1, 0, 0, 1]).tokens_above.tolist()
+        [[-1, -1], [5, -1], [7, -1], [5, 2]]
+        """
+        depths, sees = node_depths(self), ancestor_mask(self)
+        levels = jnp.arange(1, self.max_depth + 1, dtype=jnp.int32)[None, None]
+        is_at = sees[:, :, None] & (depths[None, :, None] == levels)
+        return jnp.max(jnp.where(is_at, self.tokens[None, :, None], NONE), axis=1, initial=NONE)
+
 
 @moves_data
 def make_tree(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.plain_sampling import filtered
 
 import jaxspec as js
 from jaxspec import Status
@@ -180,26 +181,6 @@ def test_a_large_row_is_greedy_and_keeps_bad_values_visible_in_every_span() -> N
             for temperature in (np.zeros(1), np.ones(1)):
                 verdict = draw(logits, temperature, np.full((1, 2), 0.5))
                 assert verdict.status == Status.NON_FINITE_ROW
-
-
-def filtered(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
-) -> np.ndarray:
-    """The filtered law, token by token: temperature, top-k, top-p, min-p; equal logits together."""
-    exact = logits.astype(np.float64)
-    weights = np.exp((exact - exact.max()) / temperature)
-    order = np.argsort(-exact, kind="stable")
-    if top_k > 0:
-        weights[exact < exact[order[min(top_k, len(exact)) - 1]]] = 0
-    law = weights / weights.sum()
-    kept, mass = exact.max(), 0.0
-    for token in order:
-        if mass >= top_p or law[token] == 0:
-            break
-        kept, mass = exact[token], mass + law[token]
-    law[exact < kept] = 0
-    law[law < min_p * law.max()] = 0
-    return law / law.sum()
 
 
 OFF = jnp.float32(0)

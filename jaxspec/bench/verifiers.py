@@ -77,7 +77,7 @@ def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) ->
     verify, verify_trees = jax.jit(jax.vmap(verify_path)), jax.jit(jax.vmap(verify_tree))
     visited = np.minimum(np.asarray(verify(draws, path, target).num_accepted) + 1, drafted)
     visited_rows = jnp.concatenate(
-        [values[:count] for values, count in zip(logits.values, visited, strict=True)]
+        [values[:count] for values, count in zip(jnp.log(target), visited, strict=True)]
     )
     p, q = jnp.copy(target[:, 0]), jnp.copy(draft[:, 0])
     calls: dict[str, Call] = {

@@ -4,12 +4,14 @@ In the shape descriptions N denotes the nodes that a tree has room for, K the st
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.loops import while_loop
 from jaxspec.rows import RowsLike, as_source
+from jaxspec.slabs.base import AnySlab, take
 from jaxspec.trees import NONE, ROOT, Tree, ancestor_mask, tree_of_parents
 
 
@@ -93,9 +95,10 @@ def node_rows(rows: RowsLike, nodes: jax.Array) -> RowsLike:
     is_moved = jnp.any(from_row != at + first)
 
     # A loop of one trip or none: nothing is copied where nothing is moved.
-    def move(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros((), bool), jnp.take(state[1], from_row, axis=0, mode="clip")
+    def move(state: tuple[jax.Array, AnySlab]) -> tuple[jax.Array, AnySlab]:
+        return jnp.zeros((), bool), take(state[1], from_row)
 
+    values: Any
     _, values = while_loop(lambda state: state[0], move, (is_moved, source.values))
     return values if isinstance(rows, jax.Array) else dataclasses.replace(rows, values=values)
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checks import static_field, struct
+from jaxspec.checks import assert_kind, static_field, struct
 from jaxspec.layouts.arrays import Array, Path, library_of
 from jaxspec.layouts.point_masses import or_point_masses
+from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, WithReplacement, sampled_path
 from jaxspec.rows import RowsLike, RowSource, as_source
+from jaxspec.slabs import AdjustedLogits, Penalties
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, chain
 from jaxspec.verify import Verdict
@@ -73,6 +76,54 @@ class FlatBatch:
     def first_rows(self) -> jax.Array:
         """Index of each sequence's first target row, int [B]."""
         return self.first_slots if self.has_bonus_rows else self.first_tokens
+
+    def adjusted(
+        self,
+        max_spec_len: int,
+        *,
+        allowed: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        penalties: Penalties | None = None,
+    ) -> Self:
+        """Return the batch with the settings of its requests applied to the target's logits (traced).
+
+        Rows are adjusted as they are read; see `jaxspec.slabs.AdjustedLogits`. Tokens drafted before a
+        row count as output for its penalties.
+
+        Args:
+          max_spec_len: T, the most tokens that a sequence drafts.
+          allowed: uint32 or int32 [total + B, ceil(V / 32)], one set of tokens for each target row.
+          bias: float [B, V], added to the logits of each sequence.
+          penalties: of the sequences, [B].
+
+        Raises:
+          ValueError: the target rows are not `Logits`.
+        """
+        source = self.target_rows
+        assert_kind("target_rows", source, Logits, "Logits, to be adjusted")
+        assert isinstance(source, Logits)
+        rows = jnp.arange(source.values.shape[0], dtype=jnp.int32)
+        first = jnp.asarray(self.first_rows, jnp.int32)
+        counts = jnp.asarray(self.num_draft_tokens, jnp.int32)
+        count = jnp.where(counts < 0, 0, counts + int(self.has_bonus_rows))
+        after = rows[:, None] - first[None]
+        is_own = (after >= 0) & (after < count[None])
+        sequence = jnp.where(jnp.any(is_own, axis=1), jnp.argmax(is_own, axis=1), NONE)
+        places = jnp.arange(max_spec_len, dtype=jnp.int32)[None]
+        start = jnp.asarray(self.first_tokens, jnp.int32)[sequence]
+        drafted = jnp.asarray(self.draft_token_ids, jnp.int32)
+        where = jnp.clip(start[:, None] + places, 0, max(drafted.shape[0] - 1, 0))
+        is_above = (sequence >= 0)[:, None] & (places < (rows - first[sequence])[:, None])
+        above = jnp.where(is_above, drafted[where] if drafted.shape[0] else NONE, NONE)
+        slab = AdjustedLogits(
+            values=source.values,
+            allowed=allowed,
+            bias=bias,
+            penalties=penalties,
+            above=above if penalties is not None else None,
+            sequence=sequence.astype(jnp.int32),
+        )
+        return replace(self, target_rows=replace(source, values=slab))
 
     @property
     def _tokens(self) -> jax.Array:

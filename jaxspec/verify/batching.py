@@ -18,6 +18,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxspec.loops import varying_alike, while_loop
 from jaxspec.rows import RowSource, vocab_of
+from jaxspec.slabs.base import end_to_end
 from jaxspec.verify.arguments import Arguments
 from jaxspec.verify.reader import RowReader, Slabs
 from jaxspec.verify.verdict import Verdict, no_verdict
@@ -105,14 +106,10 @@ def _walk_slabs(walk: Walk) -> Callable[[Slabs, Arguments], Verdict]:
             given_mapped,
         )
 
-        def laid_out(slab: jax.Array | None, is_mapped: Any) -> tuple[Any, jax.Array]:
-            """Return a slab with those of the batch end to end, and where each starts."""
-            if slab is None or not is_mapped:
-                return slab, jnp.zeros(axis_size, jnp.int32)
-            starts = jnp.arange(axis_size, dtype=jnp.int32) * slab.shape[1]
-            return slab.reshape(-1, slab.shape[-1]), starts
-
-        (target_slab, target_by), (draft_slab, draft_by) = map(laid_out, slabs, slabs_mapped)
+        (target_slab, target_by), (draft_slab, draft_by) = (
+            (slab, jnp.int32(0)) if slab is None else end_to_end(slab, axis_size, is_mapped)
+            for slab, is_mapped in zip(slabs, slabs_mapped, strict=True)
+        )
         flat = (target_slab, draft_slab)
         given = _moved(given, target_by, draft_by)
 

@@ -17,12 +17,13 @@ from jaxspec.checks import struct
 from jaxspec.loops import when, zeros_like_result
 from jaxspec.proposals import Remainder
 from jaxspec.rows import UNIT_MASS, Normalizer, RowSource, StoredRow, index_of, vocab_of
+from jaxspec.slabs.base import AnySlab, entries_at
 from jaxspec.tiles import LEAST, TILE, tile_sums, tokens_from
 from jaxspec.trees import ROOT, child_slots
 from jaxspec.verify.arguments import Arguments
 from jaxspec.verify.verdict import Status, flag
 
-Slabs: TypeAlias = tuple[jax.Array, jax.Array | None]
+Slabs: TypeAlias = tuple[AnySlab, AnySlab | None]
 """The slabs of the target rows [R, V] and of the draft rows, apart from what is small."""
 
 
@@ -51,7 +52,7 @@ class Piece(NamedTuple):
 class _Rows:
     """The rows of one source: a slab, and how it is read."""
 
-    slab: jax.Array  # [R, V]
+    slab: AnySlab  # [R, V]
     source: RowSource  # without its slab
     room: jax.Array  # [], rows of the slab from the first on
     spans: bool
@@ -71,9 +72,8 @@ class _Rows:
 
     def entries(self, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
         """Gather stored entries, one of each node's row, both clipped into range."""
-        where = jnp.clip(index_of(self.source, nodes), 0, self.slab.shape[0] - 1)
         last = vocab_of(self.source, self.slab) - 1
-        return self.slab[where, jnp.clip(tokens, 0, last)]
+        return entries_at(self.slab, index_of(self.source, nodes), jnp.clip(tokens, 0, last))
 
     def is_sound(self, entry: jax.Array) -> jax.Array:
         """Return whether an entry can be one of a valid row; a NaN cannot."""

@@ -183,7 +183,7 @@ def _target_law(decoder: Decoder, start: DecodeState, length: int) -> dict[Conte
                 continue
             context = (*start.tokens, *text)
             scores = target.rows(make_tree(context[-1:], [-1]), context, bonus=True)
-            row = start.request.apply(scores.rows)[0]
+            row = start.request.apply(scores.rows, [context])[0]
             exact = row.astype(np.float64)
             for token, share in enumerate((exact / exact.sum()).tolist()):
                 if share > 0:

@@ -279,6 +279,21 @@ def test_a_bad_setting_or_a_bad_logit_that_is_masked_gives_no_token(field: str, 
     assert verdict.status == Status.NON_FINITE_ROW
 
 
+@pytest.mark.parametrize("what", ["a sequence beyond the tables", "a negative count"])
+def test_tables_that_cannot_be_meant_give_no_token(what: str) -> None:
+    rows = logits_of(np.zeros(TINY), {"bias": np.zeros(TINY)})
+    slab = dataclasses.replace(rows.values, sequence=jnp.ones(1, jnp.int32))
+    if what == "a negative count":
+        counts = rows.values.penalties.counts.at[0, 5].set(-1)
+        penalties = dataclasses.replace(rows.values.penalties, counts=counts)
+        slab = dataclasses.replace(rows.values, penalties=penalties)
+    draws = js.Draws(accept=jnp.zeros(1), final=jnp.full(2, 0.5))
+    alone = js.PointMass(tree=js.make_tree([-1], [-1]))
+    verdict = js.verify_tree(draws, alone, dataclasses.replace(rows, values=slab))
+    assert verdict.tokens.tolist() == [-1]
+    assert verdict.status == Status.NON_FINITE_ROW
+
+
 def test_a_mask_that_allows_nothing_leaves_a_row_without_mass() -> None:
     draws = js.Draws(accept=jnp.zeros(1), final=jnp.full(2, 0.5))
     alone = js.PointMass(tree=js.make_tree([-1], [-1]))

@@ -112,7 +112,8 @@ def test_a_case_is_measured_in_one_run(rule, monkeypatch):
     dense = np.median([2 / 2, 4 / 30, 6 / 4, 8 / 50, 10 / 6])
     assert found.of_dense.median == pytest.approx(dense)
     loop = np.median([3 / 2, 6 / 30, 9 / 4, 12 / 50, 15 / 6])
-    assert found.of_loop.median == pytest.approx(loop * BATCH)
+    assert found.loop_batch == BATCH
+    assert found.of_loop.median == pytest.approx(loop)
 
 
 @pytest.mark.parametrize("setting", ["probabilities", "logits", ALL])

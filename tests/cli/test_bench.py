@@ -29,7 +29,7 @@ def measurement(case: Case, time: float = 12.34) -> Measurement:
         if field.type is Spread
     }
     return Measurement(
-        case=case, calls=7, dense_batch=1, trace_seconds=0.5, compile_seconds=1.0,
+        case=case, calls=7, dense_batch=1, loop_batch=1, trace_seconds=0.5, compile_seconds=1.0,
         temporary_bytes=400, temporary_rows=1.0, dense_temporary_bytes=800, **spreads,
     )  # fmt: skip
 

@@ -92,8 +92,8 @@ def growth() -> list[Case]:
     return [
         Case(rule, setting, *row)
         for columns, rows in _growth()
-        for rule, setting in columns
         for row in rows
+        for rule, setting in columns
     ]
 
 

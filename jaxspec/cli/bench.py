@@ -93,7 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(part, "--new-tokens N", "new tokens of a run, at least 2", at_least(2), 128)
     purpose = "temperatures of the pair, a table for each (default: 0 1)"
     option(part, "--temperature X", purpose, temperature, [0.0, 1.0], nargs="+")
-    parser.epilog = "exit status: 0 if all was timed, 2 for bad arguments or missing packages"
+    parser.epilog = (
+        "exit status: 0 if all was timed, 1 if there was no memory for a case, 2 for bad arguments or "
+        "missing packages"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
     measured: list[Measurement] = []
     speeds: list[Speed] = []
     with printed_in_the_end(args, measured, speeds):
-        time_verifiers(args, cases, earlier, measured)
+        failures = time_verifiers(args, cases, earlier, measured)
         for part in ("pair", "smollm2"):
             if part in args.parts:
                 found = time_decoding(part, args)
                 if not args.json:
                     print_speeds(jax.devices()[0].device_kind, found)
                 speeds += found
-    return 0
+    return 1 if failures else 0
 
 
 def check_parts(args: argparse.Namespace) -> None:
@@ -158,9 +161,14 @@ def time_verifiers(
     cases: Sequence[Case],
     earlier: Sequence[Measurement],
     measured: list[Measurement],
-) -> None:
-    """Time cases one by one, each printed and saved at once; append them to `measured`."""
+) -> int:
+    """Time cases one by one, each printed and saved at once; append them to `measured`.
+
+    Returns:
+      How many could not be timed, for lack of memory.
+    """
     kept = {each.case: each for each in earlier}
+    failures = 0
     progress = Progress()
     is_table = not args.json and not args.growth
     if cases and is_table:
@@ -168,21 +176,29 @@ def time_verifiers(
     for number, case in enumerate(cases):
         progress(str(case), number, len(cases))
         if case not in kept:
-            kept[case] = measure(case, repeats=args.repeats, seconds=args.seconds, seed=args.seed)
+            try:
+                kept[case] = measure(
+                    case, repeats=args.repeats, seconds=args.seconds, seed=args.seed
+                )
+            except (MemoryError, jax.errors.JaxRuntimeError) as error:
+                failures += 1
+                print(f"{case}: not timed: {explain(error)}", file=sys.stderr)
+                continue
             if args.save is not None:
                 sweeps.save(args.save, sweeps.document(args.seed, list(kept.values()), {}))
         measured.append(kept[case])
         if is_table:
             progress("", 1, 1)
-            print_verifier(kept[case], with_heads=number == 0)
+            print_verifier(kept[case], with_heads=len(measured) == 1)
     progress("", 1, 1)
-    if cases and is_table:
+    if measured and is_table:
         print_line(
             "time: median. /floor: over the least that must be read. dense/, loop/: of the plain "
             "references, over time. cpu s: to trace and compile. rows: temporary memory of the "
             "batch, in rows [V]."
         )
         print(flush=True)
+    return failures
 
 
 def time_decoding(part: str, args: argparse.Namespace) -> list[Speed]:

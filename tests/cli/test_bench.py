@@ -215,16 +215,16 @@ ARGUMENTS = ["bench", "--rules", "token", "block", "--settings", "logits", "--vo
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Cases that are timed, in microseconds that count up; `stop_at` interrupts one of them."""
+    """Cases that are timed, in microseconds that count up; `stop_at` ends one with an error."""
 
     class Timed(list):
-        stop_at = None
+        stop_at, error = None, KeyboardInterrupt
 
     cases = Timed()
 
     def measure(case, **_):
         if case.rule == cases.stop_at:
-            raise KeyboardInterrupt
+            raise cases.error
         cases.append(case)
         return measurement(case, float(len(cases)))
 
@@ -258,6 +258,16 @@ def test_an_interrupted_run_keeps_its_results_and_is_resumed(is_json, timed, tmp
     kept = sweeps.load(tmp_path / "times.json", 0)
     assert [each.case.rule for each in kept] == ["token", "block", "traversal"]
     assert kept[0] == measurement(timed[0], 1.0)
+
+
+def test_a_case_that_does_not_fit_into_memory_is_left_out(timed, capsys):
+    timed.stop_at, timed.error = "token", MemoryError("8 GB")
+    assert app.main(ARGUMENTS) == 1
+    out, err = capsys.readouterr()
+    assert "token, logits, V 100, T 4, B 1: not timed: 8 GB" in err
+    _, heads, row, *_ = out.splitlines()
+    assert heads.startswith("rule ")
+    assert row.startswith("block ")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Mutation(NamedTuple):
 
 
 VERIFY, PROPOSALS = "verify/test_contract.py", "test_proposals.py"
-VECTORS, STATUS = "test_vectors.py", "verify/test_status.py"
+VECTORS, STATUS, SLABS = "test_vectors.py", "verify/test_status.py", "test_slabs.py"
 
 MUTATIONS = (
     # verify
@@ -81,8 +81,8 @@ MUTATIONS = (
     ),
     Mutation(
         "verify/reader.py",
-        "where = jnp.clip(index_of(self.source, nodes), 0, self.slab.shape[0] - 1)",
-        "where = jnp.clip(nodes, 0, self.slab.shape[0] - 1)",
+        "return entries_at(self.slab, index_of(self.source, nodes), jnp.clip(tokens, 0, last))",
+        "return entries_at(self.slab, nodes, jnp.clip(tokens, 0, last))",
         VERIFY,
     ),
     Mutation(
@@ -140,9 +140,9 @@ MUTATIONS = (
         VECTORS,
     ),
     Mutation(
-        "verify/batching.py",
-        "starts = jnp.arange(axis_size, dtype=jnp.int32) * slab.shape[1]",
-        "starts = jnp.zeros(axis_size, jnp.int32)",
+        "slabs/base.py",
+        "return flat, jnp.arange(batch, dtype=jnp.int32) * (flat.shape[0] // max(batch, 1))",
+        "return flat, jnp.zeros(batch, jnp.int32)",
         VERIFY,
     ),
     Mutation(
@@ -404,6 +404,55 @@ MUTATIONS = (
         '            ("prompt", list(a.prompt), list(b.prompt)),\n',
         "",
         "experiments/test_compare.py experiments/test_records.py",
+    ),
+    # settings of tokens
+    Mutation(
+        "slabs/adjusted.py",
+        "logit = jnp.where(logit > 0, logit / by, logit * by)",
+        "logit = logit / by",
+        SLABS,
+    ),
+    Mutation(
+        "slabs/adjusted.py",
+        "count += jnp.where(above[..., depth] == tokens, 1.0, 0.0)",
+        "count += 0.0",
+        SLABS,
+    ),
+    Mutation(
+        "slabs/adjusted.py",
+        'by_row["sequence"] = jnp.where(own >= 0, own + starts, own)',
+        'by_row["sequence"] = own',
+        SLABS,
+    ),
+    Mutation(
+        "slabs/bits.py",
+        "first = jnp.clip(start // WORD, 0, words.shape[1] - count)",
+        "first = jnp.minimum(start // WORD, words.shape[1] - 1)",
+        SLABS,
+    ),
+    Mutation(
+        "slabs/reduced.py",
+        "return jnp.where(places >= 0, entries, jnp.asarray(self.missing, entries.dtype))",
+        "return entries",
+        SLABS,
+    ),
+    Mutation(
+        "layouts/flat.py",
+        "is_above = (sequence >= 0)[:, None] & (places < (rows - first[sequence])[:, None])",
+        "is_above = (sequence >= 0)[:, None] & (places <= (rows - first[sequence])[:, None])",
+        SLABS,
+    ),
+    Mutation(
+        "decode/compiled.py",
+        "is_new = is_open[:, None] & (places < kept.count[:, None])",
+        "is_new = is_open[:, None] & (places <= kept.count[:, None])",
+        "decode/test_settings.py",
+    ),
+    Mutation(
+        "draft/drivers.py",
+        "return placed, jnp.where(seen, tokens, -1)",
+        "return placed, jnp.full_like(jnp.where(seen, tokens, -1), -1)",
+        "decode/test_settings.py",
     ),
 )
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxspec as js
-from jaxspec import layouts
+from jaxspec import layouts, slabs
 
 VOCAB, WIDE = 5, 5000
 GENERATOR = np.random.default_rng(0)
@@ -82,6 +82,31 @@ def output_of(key: jax.Array, logits: jax.Array) -> Any:
     )
 
 
+def adjusted_verdict(key: jax.Array, logits: jax.Array) -> Any:
+    """Settings of tokens for the target, a reduced vocabulary for the draft, in a flat batch."""
+    ids = np.arange(VOCAB)[::-1]
+    draft = slabs.ReducedVocabulary.of(logits[0], ids, vocab=VOCAB)
+    batch = layouts.FlatBatch(
+        draft_token_ids=jnp.array([1, 2], jnp.int32),
+        num_draft_tokens=jnp.array([1, 1], jnp.int32),
+        draft_rows=js.Logits(values=draft, temperature=jnp.float32(1)),
+        target_rows=js.Logits(values=logits[1], temperature=jnp.full(2, 0.7, jnp.float32)),
+        has_bonus_rows=True,
+    )
+    strengths = {"repetition": 1.2, "frequency": 0.3, "presence": -0.2}
+    penalties = slabs.Penalties(
+        counts=jnp.asarray([[1, 0, 0, 2, 0]] * 2, jnp.int32),
+        **{name: jnp.full(2, value, jnp.float32) for name, value in strengths.items()},
+    )
+    bits = slabs.token_bits(jnp.arange(VOCAB, dtype=jnp.int32) != 4)
+    batch = batch.adjusted(
+        2, allowed=jnp.tile(bits, (4, 1)), bias=logits[1, :2], penalties=penalties
+    )
+    positions = jnp.array([3, 4], jnp.int32)
+    draws = layouts.request_draws(jax.random.split(key, 2), positions, max_spec_len=2)
+    return layouts.verify_flat(batch, draws)
+
+
 FILTERED = ("token", "without_replacement", "traversal")
 """Rules that are given filtered logits, the others probabilities: every reader of rows takes part."""
 
@@ -94,6 +119,7 @@ CALLS: dict[str, Callable[[jax.Array, jax.Array], Any]] = {
     },
     "checked": error_of,
     "verify_flat": output_of,
+    "adjusted": adjusted_verdict,
     "chain": lambda key, logits: js.chain(jnp.array([1, 2], jnp.int32), jnp.int32(1)),
 }
 """The public functions that are traced, with those they call: draws, drafts, rows."""

@@ -18,7 +18,7 @@ SOURCE = Path(js.__file__).parent
 
 LAYERS = {
     0: ["checks", "values", "loops", "transfers", "extras", "storage"],
-    1: ["tiles", "slabs", "rows", "logits", "draws"],
+    1: ["tiles", "slabs", "rows", "logits", "sampling", "draws"],
     2: ["trees", "proposals"],
     3: ["verify", "models"],
     4: ["draft", "layouts"],

@@ -261,6 +261,21 @@ def test_requests_of_a_flat_batch_have_settings_of_their_own() -> None:
         dataclasses.replace(batch_of_rows, target_rows=jnp.ones((12, 4))).adjusted(3)
 
 
+@pytest.mark.parametrize("vocab", [31, 32, 33, 100, 1000])
+def test_a_stretch_of_a_row_holds_the_entries_of_its_tokens_wherever_it_lies(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    slab = AdjustedLogits(
+        values=jnp.asarray(rng.normal(size=(2, vocab)), jnp.float32),
+        allowed=token_bits(jnp.asarray(rng.random((2, vocab)) < 0.5)),
+    )
+    tokens = jnp.arange(vocab, dtype=jnp.int32)
+    whole = np.asarray(slab.at(jnp.ones_like(tokens), tokens))
+    for size in {1, 31, min(64, vocab), vocab} & set(range(vocab + 1)):
+        read = jax.jit(lambda start, size=size: slab.read(jnp.int32(1), start, size))
+        for start in range(max(0, vocab - size - 70), vocab - size + 1):
+            np.testing.assert_array_equal(read(start), whole[start : start + size])
+
+
 @pytest.mark.parametrize("field", ["bias", "repetition", "frequency", "presence", "logit"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_setting_or_a_bad_logit_that_is_masked_gives_no_token(field: str, bad: float) -> None:
@@ -275,6 +290,21 @@ def test_a_bad_setting_or_a_bad_logit_that_is_masked_gives_no_token(field: str, 
     draws = js.Draws(accept=jnp.zeros(1), final=jnp.full(2, 0.5))
     alone = js.PointMass(tree=js.make_tree([-1], [-1]))
     verdict = js.verify_tree(draws, alone, logits_of(row, given))
+    assert verdict.tokens.tolist() == [-1]
+    assert verdict.status == Status.NON_FINITE_ROW
+
+
+@pytest.mark.parametrize("what", ["a sequence beyond the tables", "a negative count"])
+def test_tables_that_cannot_be_meant_give_no_token(what: str) -> None:
+    rows = logits_of(np.zeros(TINY), {"bias": np.zeros(TINY)})
+    slab = dataclasses.replace(rows.values, sequence=jnp.ones(1, jnp.int32))
+    if what == "a negative count":
+        counts = rows.values.penalties.counts.at[0, 5].set(-1)
+        penalties = dataclasses.replace(rows.values.penalties, counts=counts)
+        slab = dataclasses.replace(rows.values, penalties=penalties)
+    draws = js.Draws(accept=jnp.zeros(1), final=jnp.full(2, 0.5))
+    alone = js.PointMass(tree=js.make_tree([-1], [-1]))
+    verdict = js.verify_tree(draws, alone, dataclasses.replace(rows, values=slab))
     assert verdict.tokens.tolist() == [-1]
     assert verdict.status == Status.NON_FINITE_ROW
 

@@ -52,7 +52,7 @@ ROUNDS_AT_A_TIME = 4
 CHARACTER_LENGTHS = {16: 15, 10: 8, 6: 4}
 """Lookup lengths for tokens of one character, of which many match by chance."""
 
-OPTIONS = ("new_tokens", "temperature", "top_k", "top_p")
+OPTIONS = ("new_tokens", "temperature", "top_k", "top_p", "min_p")
 """Arguments that are options of the decode."""
 
 REASONS = {
@@ -103,6 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     purpose = "keep the most probable tokens up to this total probability; 1 keeps all"
     kind = number(float, SMALLEST_FLOAT32, 1, "above 0 and at most 1 in float32")
     option(parser, "--top-p P", purpose, kind, 1.0)
+    purpose = "keep the tokens at least P times as probable as the most probable; 0 keeps all"
+    option(parser, "--min-p P", purpose, number(float, 0, 1, "from 0 to 1 in float32"), 0.0)
     option(parser, "--seed S", "random seed", seed, 0)
     purpose = "tokens to generate, fewer if the model has no room for them"
     option(parser, "--new-tokens N", purpose, at_least(1), 160)

@@ -27,12 +27,11 @@ from jaxspec.decode.commit import (
     levels_within,
     proposed_depth,
 )
-from jaxspec.decode.request import Options, arrays_of, requests_of
+from jaxspec.decode.request import Options, arrays_of, requests_of, sampling_of, validated
 from jaxspec.decode.state import BatchState, DecodedText, Source
-from jaxspec.draft import Drafter, NoDraft, View
+from jaxspec.draft import Drafter, NoDraft, Proposed, View
 from jaxspec.draft.drivers import depth_after, propose_compiled
-from jaxspec.draws import DrawRound, Draws, assert_draw_round, round_draws
-from jaxspec.logits import Logits
+from jaxspec.draws import DrawRound, Draws, RoundDraws, assert_draw_round, round_draws
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import (
     Cache,
@@ -43,6 +42,7 @@ from jaxspec.models.network import (
     shapes_of,
 )
 from jaxspec.proposals import Proposal
+from jaxspec.sampling import Sampling
 from jaxspec.transfers import moves_data
 from jaxspec.trees import Tree, ancestor_mask, node_depths
 from jaxspec.verify import Verdict
@@ -67,6 +67,8 @@ class CompiledDecoder:
       bonus: whether a fully accepted path is followed by one more token of the target.
       max_stop_tokens: room for stop tokens.
       prefill_width: tokens of a prompt run at a time.
+      token_settings: whether requests may have logit_bias, allowed_tokens and penalties, for which a
+        state then holds two arrays [B, V].
       draws: makes a round's draws from (key, number of nodes, root position), as in the host loop.
         Another one is for audits: see `jaxspec.draws.DrawRound` for what it must not do.
     """
@@ -78,6 +80,7 @@ class CompiledDecoder:
     bonus: bool = True
     max_stop_tokens: int = 4
     prefill_width: int = 64
+    token_settings: bool = False
     draws: DrawRound = round_draws
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class CompiledDecoder:
         for name in ("max_context", "max_stop_tokens", "prefill_width"):
             assert_length(name, getattr(self, name))
         assert_bool("bonus", self.bonus)
+        assert_bool("token_settings", self.token_settings)
         assert_draw_round(self.draws)
         if self.drafter.model is not None:
             assert_language_model("the drafter's model", self.drafter.model)
@@ -122,26 +126,34 @@ class CompiledDecoder:
         Args:
           prompts: B prompts of at least one token.
           keys: typed keys [B], one for each request (`jax.random.split`), or one key for one prompt.
-          **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `Options`.
+          **options: new_tokens, stop_tokens, temperature and the other settings of `Options`.
 
         Raises:
           ValueError: naming the sequence, the argument and its value.
         """
         vocab, most = self.target.vocab, self.max_context
         requests = requests_of(prompts, keys, options, vocab=vocab, max_context=most)
-        sizes = {"slots": self.slots, "max_stop_tokens": self.max_stop_tokens}
-        given = arrays_of(requests, vocab=vocab, max_context=most, **sizes)
+        given = arrays_of(
+            requests,
+            vocab=vocab,
+            max_context=most,
+            slots=self.slots,
+            max_stop_tokens=self.max_stop_tokens,
+            has_token_settings=self.token_settings,
+        )
         batch, draft = len(requests), self._draft_network(len(requests))
         is_full = given["length"] >= given["limit"]
         # Each array is separate: the loop is donated all buffers.
+        zeros: dict[str, Any] = {name: jnp.zeros(batch, jnp.int32) for name in _COUNTS}
+        placed: dict[str, Any] = jax.tree.map(jnp.array, given)
         return BatchState(
-            **{name: jnp.array(value) for name, value in given.items()},
+            **placed,
             sources=jnp.zeros((batch, self.slots), jnp.int8),
             rounds_at=jnp.zeros((batch, self.slots), jnp.int32),
             prompt_length=jnp.array(given["length"]),
             depth=jnp.full(batch, self.drafter.first_depth, jnp.int32),
             ending=jnp.where(is_full, jnp.int32(Ending.CAPACITY), jnp.int32(Ending.NONE)),
-            **{name: jnp.zeros(batch, jnp.int32) for name in _COUNTS},
+            **zeros,
             calls=jnp.array(0, jnp.int32),
             prefilled=jnp.array(0, jnp.int32),
             target_cache=self._target_network(batch).empty_cache(),
@@ -186,9 +198,56 @@ class CompiledDecoder:
         state = self.start([[0]] * batch, keys, new_tokens=1)
         return self._advance.lower(self.target.params, self.drafter.params, state, np.int32(1))
 
+    @moves_data
+    def decide(self, state: BatchState) -> tuple[RoundDraws, Proposal, Verdict]:
+        """Return what the next round draws, proposes and decides; the state stays usable.
+
+        For audits: it is what `advance(state, 1)` commits, of every sequence that is not finished.
+
+        Args:
+          state: where the round begins, its prompts read: one that `advance` returned.
+
+        Returns:
+          (the draws, the proposals, the verdicts), every field with a leading B.
+
+        Raises:
+          ValueError: as `advance`.
+        """
+        self._assert_own(state)
+        draws, draft, verdict, *_ = self._decided(self.target.params, self.drafter.params, state)
+        return draws, draft.proposal, verdict
+
+    def loop(
+        self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
+    ) -> BatchState:
+        """Run as `advance` does, traced: what it compiles, for a program of one's own.
+
+        Args:
+          target_params: `target.params`.
+          draft_params: `drafter.params`.
+          state: where to begin.
+          max_rounds: int32 [], most target calls.
+        """
+        last = jnp.max(state.prompt_length) - 1
+        state = lax.while_loop(
+            lambda state: state.prefilled * self.prefill_width < last,
+            functools.partial(self._prefill, target_params, draft_params),
+            state,
+        )
+        end = state.calls + jnp.minimum(max_rounds, _MOST - state.calls)
+        return lax.while_loop(
+            lambda state: jnp.any(state.ending == Ending.NONE) & (state.calls < end),
+            functools.partial(self._round, target_params, draft_params),
+            state,
+        )
+
     @functools.cached_property
     def _advance(self) -> jax.stages.Wrapped:
-        return jax.jit(self._loop, donate_argnums=2)
+        return jax.jit(self.loop, donate_argnums=2)
+
+    @functools.cached_property
+    def _decided(self) -> jax.stages.Wrapped:
+        return jax.jit(self._decide)
 
     def _assert_own(self, state: BatchState) -> None:
         """Raise ValueError for a state that was donated, or that another decoder began."""
@@ -213,12 +272,18 @@ class CompiledDecoder:
             wanted = {
                 "tokens": jax.ShapeDtypeStruct((batch, self.slots), jnp.int32),
                 "stop_tokens": jax.ShapeDtypeStruct((batch, self.max_stop_tokens), jnp.int32),
+                "sampling": self._sampling_shapes(batch),
                 "target_cache": jax.eval_shape(self._target_network(batch).empty_cache),
                 "draft_cache": () if draft is None else jax.eval_shape(draft.empty_cache),
             }
             return {name: shapes_of(ours) for name, ours in wanted.items()}
 
         return of_batch
+
+    def _sampling_shapes(self, batch: int) -> Sampling:
+        nobody = validated("", [0], (), "", vocab=self.target.vocab)
+        has = self.token_settings
+        return sampling_of([nobody] * batch, self.target.vocab, has_token_settings=has)
 
     @property
     def _draft(self) -> LanguageModel | None:
@@ -233,23 +298,6 @@ class CompiledDecoder:
         return None if model is None else BatchedNetwork(model, self.slots, batch, vocab)
 
     # --- traced
-
-    def _loop(
-        self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
-    ) -> BatchState:
-        """Read what is left of the prompts, then run rounds."""
-        last = jnp.max(state.prompt_length) - 1
-        state = lax.while_loop(
-            lambda state: state.prefilled * self.prefill_width < last,
-            functools.partial(self._prefill, target_params, draft_params),
-            state,
-        )
-        end = state.calls + jnp.minimum(max_rounds, _MOST - state.calls)
-        return lax.while_loop(
-            lambda state: jnp.any(state.ending == Ending.NONE) & (state.calls < end),
-            functools.partial(self._round, target_params, draft_params),
-            state,
-        )
 
     def _prefill(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
         """Read one chunk of every prompt."""
@@ -270,6 +318,25 @@ class CompiledDecoder:
     def _round(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
         """Run one round of every sequence that is not finished."""
         batch = state.length.shape[0]
+        is_open, root = state.ending == Ending.NONE, state.length - 1
+        _, draft, verdict, target_cache, draft_cache = self._decide(
+            target_params, draft_params, state
+        )
+        path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
+        if not self.drafter.capacity.is_path:
+            target_cache = self._target_network(batch).keep(target_cache, root, path)
+        network = self._draft_network(batch)
+        if draft.slots is not None and network is not None:
+            at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
+            draft_cache = network.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
+        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
+        return self._commit(state, draft.proposal.tree, verdict, is_open)
+
+    def _decide(
+        self, target_params: Any, draft_params: Any, state: BatchState
+    ) -> tuple[RoundDraws, Proposed, Verdict, Cache, Cache]:
+        """Draft, score and verify a round; return what came of it, and the caches."""
+        batch = state.length.shape[0]
         target, network = self._target_network(batch), self._draft_network(batch)
         is_open, root = state.ending == Ending.NONE, state.length - 1
         nodes = self.drafter.capacity.max_nodes
@@ -280,21 +347,14 @@ class CompiledDecoder:
         )
         tree = draft.proposal.tree
         logits, target_cache = self._score(target, target_params, state.target_cache, tree, view)
-        verdict = per_sequence(self._verify)(draws.verify, draft.proposal, logits, view)
-        path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
-        if not self.drafter.capacity.is_path:
-            target_cache = target.keep(target_cache, root, path)
-        if draft.slots is not None and network is not None:
-            at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
-            draft_cache = network.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
-        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
-        return self._commit(state, tree, verdict, is_open)
+        verdict = per_sequence(self._verify)(draws.verify, draft.proposal, logits, view.sampling)
+        return draws, draft, verdict, target_cache, draft_cache
 
     def _view(self, state: BatchState, is_open: jax.Array, pairs: jax.Array) -> View:
         """Return what the drafter may depend on."""
         room = state.limit - state.length
         wanted = depth_to_draft(state.depth, room, self._draft_room(state), bonus=self.bonus)
-        same = ("tokens", "length", "temperature", "top_k", "top_p", "stop_tokens")
+        same = ("tokens", "length", "sampling", "stop_tokens")
         given = {name: getattr(state, name) for name in same}
         return View(**given, depth=jnp.where(is_open, wanted, 0), pairs=pairs)
 
@@ -328,10 +388,11 @@ class CompiledDecoder:
             params, cache, sizes, tokens, depths, seen, view.root, needed, is_end
         )
 
-    def _verify(self, draws: Draws, proposal: Proposal, logits: jax.Array, view: View) -> Verdict:
-        rows = Logits(
-            values=logits, temperature=view.temperature, top_k=view.top_k, top_p=view.top_p
-        )
+    def _verify(
+        self, draws: Draws, proposal: Proposal, logits: jax.Array, sampling: Sampling
+    ) -> Verdict:
+        above = None if sampling.penalties is None else proposal.tree.tokens_above
+        rows = sampling.logits(logits, above)
         return self.drafter.rule.verify(draws, proposal, rows, self.bonus)
 
     def _commit(
@@ -354,12 +415,14 @@ class CompiledDecoder:
         proposed = per_sequence(proposed_depth)(tree.level_sizes)
         depth = depth_after(self.drafter, state.depth, accepted, proposed)
         candidates = tree.num_nodes.astype(jnp.int32) - 1
+        is_new = is_open[:, None] & (places < kept.count[:, None])
         return dataclasses.replace(
             state,
             tokens=put(state.tokens, emitted),
             sources=put(state.sources, source),
             rounds_at=put(state.rounds_at, jnp.broadcast_to(rounds[:, None], emitted.shape)),
             length=length,
+            sampling=_counted(state.sampling, emitted, is_new),
             depth=jnp.where(is_open, depth, state.depth),
             ending=jnp.where(is_open, kept.ending, state.ending).astype(jnp.int32),
             status=state.status | jnp.where(is_open, verdict.status, 0),
@@ -368,3 +431,15 @@ class CompiledDecoder:
             accepted=state.accepted + jnp.where(is_open, accepted, 0),
             calls=state.calls + 1,
         )
+
+
+def _counted(sampling: Sampling, tokens: jax.Array, is_new: jax.Array) -> Sampling:
+    """Count emitted tokens, int32 [B, n], where they are new, for the penalties."""
+    if (penalties := sampling.penalties) is None:
+        return sampling
+
+    def one(counts: jax.Array, tokens: jax.Array, is_new: jax.Array) -> jax.Array:
+        return counts.at[jnp.where(is_new, tokens, counts.shape[0])].add(1, mode="drop")
+
+    counts = per_sequence(one)(penalties.counts, tokens, is_new)
+    return dataclasses.replace(sampling, penalties=dataclasses.replace(penalties, counts=counts))

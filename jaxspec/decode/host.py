@@ -25,7 +25,7 @@ from jaxspec.decode.commit import (
 from jaxspec.decode.request import Options, requests_of
 from jaxspec.decode.rounds import RoundRecord
 from jaxspec.decode.state import DecodeState, RoundSummary
-from jaxspec.decode.target import Scores, Target, as_target
+from jaxspec.decode.target import Scores, Target, as_target, node_contexts
 from jaxspec.draft import Drafter, HostDraft, NoDraft
 from jaxspec.draft.cut import cut
 from jaxspec.draft.drivers import depth_after, propose_on_host
@@ -97,7 +97,7 @@ class Decoder:
           prompt: token ids, at least one.
           key: the request's typed key; the draws depend on it, on the position of each round's root,
             on the node and the role, and on nothing else.
-          **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `Options`.
+          **options: new_tokens, stop_tokens, temperature and the other settings of `Options`.
 
         Raises:
           ValueError: naming the argument and its value.
@@ -175,7 +175,7 @@ class Decoder:
         )
 
     def score(self, state: DecodeState, draft: HostDraft) -> Scores:
-        """Ask for the target's rows of a draft, at the request's temperature and filters.
+        """Ask for the target's rows of a draft, at the request's settings.
 
         The target is not asked about contexts that end with a drafted stop token: nothing follows it.
         The row there is a point mass on the stop token, from which the verifier may draw a bonus
@@ -193,7 +193,9 @@ class Decoder:
             nodes = kept[kept >= 0]
         tree = _narrowed(tree, self._node_room(state))
         scores = self._target.rows(tree, state.tokens, bonus=self.bonus)
-        rows = state.request.apply(scores.rows)
+        rows = scores.rows
+        if not state.request.is_neutral:
+            rows = state.request.apply(rows, node_contexts(tree, state.tokens))
         if len(rows) < len(tokens) or is_cut:
             given, count = rows, min(len(nodes), len(rows))
             rows = np.zeros((len(tokens), self._target.vocab), np.float32)

@@ -4,7 +4,7 @@ In the shape descriptions B denotes the batch, N nodes, V the vocabulary.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 import jax
@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checks import MOST_TOKENS
-from jaxspec.logits import Logits
 from jaxspec.models.provider import Context
 from jaxspec.rows import row_of
-from jaxspec.storage import Range
+from jaxspec.sampling import Sampling
+from jaxspec.slabs import Penalties
+from jaxspec.storage import Range, Token
 from jaxspec.tiles import LEAST
 from jaxspec.values import entries_of, is_key, number, token_ids, value_error
 
@@ -34,6 +35,17 @@ class Options(TypedDict, total=False):
         Default 1.
       top_k: keep the k most probable tokens; None, 0 and -1 keep all. Default None.
       top_p: keep the most probable tokens up to this mass; 1 keeps all. Default 1.
+      min_p: keep the tokens at least this times as probable as the most probable; 0 keeps all.
+        Default 0.
+      logit_bias: from token to nats that are added to its logit, finite; -1e9 forbids it. Default
+        none.
+      allowed_tokens: the only tokens that may be emitted; None allows all. Default None.
+      frequency_penalty: nats taken from a token's logit for each time it was emitted. Default 0.
+      presence_penalty: nats taken from the logit of a token that was emitted. Default 0.
+
+    The order is bias, penalties, allowed tokens, temperature, top_k, top_p, min_p. A penalty counts
+    the tokens emitted, drafted ones above a node included, not the prompt. The repetition penalty,
+    which is not a function of probabilities, is in `jaxspec.slabs.Penalties` alone.
     """
 
     new_tokens: int | Sequence[int]
@@ -41,6 +53,11 @@ class Options(TypedDict, total=False):
     temperature: float | Sequence[float]
     top_k: int | Sequence[int | None] | None
     top_p: float | Sequence[float]
+    min_p: float | Sequence[float]
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]]
+    allowed_tokens: Tokens | Sequence[Tokens | None] | None
+    frequency_penalty: float | Sequence[float]
+    presence_penalty: float | Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +73,11 @@ class Request:
       temperature: finite and at least 0.
       top_k: at least 1; None keeps all.
       top_p: in (0, 1].
+      min_p: in [0, 1].
+      logit_bias: (token, nats) by rising token.
+      allowed_tokens: rising; None allows all.
+      frequency_penalty: nats.
+      presence_penalty: nats.
     """
 
     prompt: Context
@@ -66,6 +88,11 @@ class Request:
     temperature: float
     top_k: int | None
     top_p: float
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[Token, float], ...] = ()
+    allowed_tokens: Context | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
 
     @property
     def key(self) -> jax.Array:
@@ -81,23 +108,55 @@ class Request:
         """Whether `new_tokens` sets the limit, not the capacity."""
         return len(self.prompt) + self.new_tokens <= max_context
 
-    def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Apply temperature and filters to rows of probabilities, float32 [N, V].
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that were emitted are penalized."""
+        return (self.frequency_penalty, self.presence_penalty) != (0, 0)
 
-        A row p becomes that of `Logits(log p)`; without temperature and filters it stays as it is.
+    @property
+    def has_token_settings(self) -> bool:
+        """Whether any setting tells tokens apart."""
+        return bool(self.logit_bias) or self.allowed_tokens is not None or self.has_penalties
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether rows are sampled from as they are."""
+        filters = (self.temperature, self.top_k, self.top_p, self.min_p)
+        return filters == (1, None, 1, 0) and not self.has_token_settings
+
+    def apply(self, rows: np.ndarray, contexts: Sequence[Context]) -> np.ndarray:
+        """Apply the settings to rows of probabilities, float32 [N, V].
+
+        A row p becomes that of `Sampling.logits(log p)`; without settings it stays as it is.
+
+        Args:
+          rows: the rows.
+          contexts: the text before each row, from the prompt on; rows beyond them are padding.
         """
-        if (self.temperature, self.top_k, self.top_p) == (1, None, 1):
+        if self.is_neutral:
             return rows
-        sampling: dict[str, Any] = {
-            name: value[0] for name, value in _sampling([self], rows.shape[1]).items()
-        }
-        return np.asarray(_apply(rows, sampling))
+        sampling = sampling_of([self], rows.shape[1], has_token_settings=self.has_token_settings)
+        counts: Any = None
+        if self.has_penalties:
+            counts = np.zeros(rows.shape, np.int32)
+            for row, context in zip(counts, contexts, strict=False):
+                np.add.at(row, np.asarray(context[len(self.prompt) :], np.int64), 1)
+        return np.asarray(_apply(rows, sampling, counts))
 
 
 @jax.jit
-def _apply(rows: jax.Array, sampling: dict[str, Any]) -> jax.Array:
-    source = Logits(values=jnp.log(rows), **sampling)
-    return jax.vmap(lambda row: row_of(source, row))(jnp.arange(rows.shape[0], dtype=jnp.int32))
+def _apply(rows: jax.Array, sampling: Sampling, counts: jax.Array | None) -> jax.Array:
+    own = jax.tree.map(lambda x: x[0], sampling)
+
+    def one(row: jax.Array, counts: jax.Array | None) -> jax.Array:
+        settings = own
+        if counts is not None:
+            assert own.penalties is not None
+            penalties = dataclasses.replace(own.penalties, counts=counts)
+            settings = dataclasses.replace(own, penalties=penalties)
+        return row_of(settings.logits(jnp.log(row)[None]), jnp.int32(0))
+
+    return jax.vmap(one)(rows, counts)
 
 
 def requests_of(
@@ -160,6 +219,11 @@ def validated(
     temperature: Any = 1.0,
     top_k: Any = None,
     top_p: Any = 1.0,
+    min_p: Any = 0.0,
+    logit_bias: Any = (),
+    allowed_tokens: Any = None,
+    frequency_penalty: Any = 0.0,
+    presence_penalty: Any = 0.0,
 ) -> Request:
     """Make a request of values that are not trusted; `place` begins the errors.
 
@@ -176,6 +240,21 @@ def validated(
     wanted, warmest = "finite and at least 0", float(np.finfo(np.float32).max)
     warmth = number(f"{place}temperature", temperature, float, (0, warmest), wanted)
     mass = number(f"{place}top_p", top_p, float, (5e-324, 1), "above 0 and at most 1")
+    share = number(f"{place}min_p", min_p, float, (0, 1), "from 0 to 1")
+    costs = {
+        name: number(f"{place}{name}", value, float, (-warmest, warmest), "a finite number of nats")
+        for name, value in (
+            ("frequency_penalty", frequency_penalty),
+            ("presence_penalty", presence_penalty),
+        )
+    }
+    allowed = None
+    if allowed_tokens is not None:
+        allowed = tuple(sorted({*token_ids(f"{place}allowed_tokens", allowed_tokens, vocab)}))
+        if not allowed:
+            raise value_error(
+                f"{place}allowed_tokens", allowed_tokens, "at least one token, or None for all"
+            )
     return Request(
         prompt=tokens,
         key_data=key_data,
@@ -185,16 +264,41 @@ def validated(
         temperature=warmth,
         top_k=rank if 1 <= rank < vocab else None,
         top_p=mass,
+        min_p=share,
+        logit_bias=_bias(f"{place}logit_bias", logit_bias, vocab),
+        allowed_tokens=allowed,
+        **costs,
     )
 
 
+def _bias(name: str, value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
+    """Return a mapping from tokens to biases, or pairs of them, as pairs by rising token."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else entries_of(value)
+    if pairs is None or any(len(entries_of(pair) or ()) != 2 for pair in pairs):
+        raise value_error(name, value, "a mapping from token ids to nats")
+    most = float(np.finfo(np.float32).max)
+    found = {}
+    for token, nats in pairs:
+        (token_id,) = token_ids(name, [token], vocab)
+        wanted = "a finite number of nats; -1e9 forbids a token"
+        found[token_id] = number(f"{name}: token {token_id}", nats, float, (-most, most), wanted)
+    return tuple(sorted(found.items()))
+
+
 def arrays_of(
-    requests: Sequence[Request], *, vocab: int, max_context: int, slots: int, max_stop_tokens: int
-) -> dict[str, np.ndarray | jax.Array]:
+    requests: Sequence[Request],
+    *,
+    vocab: int,
+    max_context: int,
+    slots: int,
+    max_stop_tokens: int,
+    has_token_settings: bool,
+) -> dict[str, Any]:
     """Return the fields of a `BatchState` that requests decide, by name.
 
     Raises:
-      ValueError: a request has more than `max_stop_tokens` stop tokens.
+      ValueError: a request has more than `max_stop_tokens` stop tokens, or settings of tokens for
+        which there is no room.
     """
     tokens = np.zeros((len(requests), slots), np.int32)
     stops = np.full((len(requests), max_stop_tokens), -1, np.int32)
@@ -214,27 +318,65 @@ def arrays_of(
         "is_budget": np.array([each.is_budget(max_context) for each in requests]),
         "stop_tokens": stops,
         "keys": jax.random.wrap_key_data(words, impl=requests[0].key_type),
-        **_sampling(requests, vocab),
+        "sampling": sampling_of(requests, vocab, has_token_settings=has_token_settings),
     }
 
 
-def _sampling(requests: Sequence[Request], vocab: int) -> dict[str, np.ndarray]:
-    """Return temperature float32 [B], top_k int32 [B] and top_p float32 [B]."""
+def sampling_of(requests: Sequence[Request], vocab: int, *, has_token_settings: bool) -> Sampling:
+    """Return the settings of requests as arrays [B].
+
+    Args:
+      requests: B of them.
+      vocab: V.
+      has_token_settings: whether bias and penalties are arrays, or None.
+
+    Raises:
+      ValueError: a request needs the arrays that are None.
+    """
+    for n, each in enumerate(requests):
+        if each.has_token_settings and not has_token_settings:
+            raise ValueError(
+                f"sequence {n} has logit_bias, allowed_tokens or a penalty: make the decoder with "
+                "token_settings=True"
+            )
     temperature = np.array([each.temperature for each in requests], np.float32)
     ranks = [vocab if each.top_k is None else min(each.top_k, vocab) for each in requests]
     top_p = np.array([each.top_p for each in requests]).astype(np.float32)
-    return {
+    bias, penalties = None, None
+    if has_token_settings:
+        bias = np.zeros((len(requests), vocab), np.float32)
+        for row, each in zip(bias, requests, strict=True):
+            for token, nats in each.logit_bias:
+                row[token] = nats
+            if each.allowed_tokens is not None:
+                is_allowed = np.isin(np.arange(vocab), each.allowed_tokens)
+                row[~is_allowed] = -np.inf
+        strengths: dict[str, Any] = {
+            "counts": np.zeros((len(requests), vocab), np.int32),
+            "repetition": np.ones(len(requests), np.float32),
+            "frequency": np.array([each.frequency_penalty for each in requests], np.float32),
+            "presence": np.array([each.presence_penalty for each in requests], np.float32),
+        }
+        penalties = Penalties(**strengths)
+    settings: dict[str, Any] = {
         "temperature": np.where(temperature < LEAST, np.float32(0), temperature),
         "top_k": np.array(ranks, np.int32),
         "top_p": np.maximum(top_p, np.float32(LEAST)),
+        "min_p": np.array([each.min_p for each in requests], np.float32),
+        "bias": bias,
+        "penalties": penalties,
     }
+    return Sampling(**settings)
 
 
 def _column(name: str, value: Any, batch: int) -> list[Any]:
     """Spread one value over the batch, or take one for each sequence."""
     entries = entries_of(value)
-    if name == "stop_tokens" and all(entries_of(each) is None for each in entries or ()):
-        entries = None  # the stop tokens of all
+    is_of_tokens = name in ("stop_tokens", "allowed_tokens")
+    if is_of_tokens and all(
+        entries_of(each) is None and each is not None for each in entries or ()
+    ):
+        entries = None  # the tokens of all
     if entries is None:
         return [value] * batch
     if len(entries) != batch or isinstance(value, Set):

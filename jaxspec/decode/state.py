@@ -18,6 +18,7 @@ from jaxspec.decode.commit import Ending
 from jaxspec.decode.request import Request
 from jaxspec.models.network import Cache
 from jaxspec.models.provider import Context, Usage
+from jaxspec.sampling import Sampling
 from jaxspec.transfers import moves_data
 
 
@@ -147,9 +148,7 @@ class BatchState:
       limit: int32 [B], length at which a text ends.
       is_budget: bool [B], whether the limit is the budget, not the capacity.
       stop_tokens: int32 [B, K], then -1.
-      temperature: float32 [B].
-      top_k: int32 [B].
-      top_p: float32 [B].
+      sampling: settings of each text; counts of penalties are of the output so far.
       keys: typed keys [B]; a round's draws depend on its key and the root's position alone.
       depth: int32 [B], depth to draft in the next round.
       ending: int32 [B], an `Ending`.
@@ -171,9 +170,7 @@ class BatchState:
     limit: jax.Array  # [B]
     is_budget: jax.Array  # [B]
     stop_tokens: jax.Array  # [B, K]
-    temperature: jax.Array  # [B]
-    top_k: jax.Array  # [B]
-    top_p: jax.Array  # [B]
+    sampling: Sampling
     keys: jax.Array  # [B]
     depth: jax.Array  # [B]
     ending: jax.Array  # [B]
@@ -197,7 +194,7 @@ class BatchState:
         arrays = {
             field.name: np.asarray(getattr(self, field.name))
             for field in dataclasses.fields(self)
-            if field.name not in ("keys", "target_cache", "draft_cache")
+            if field.name not in ("keys", "sampling", "target_cache", "draft_cache")
         }
         counts = ("prompt_length", "status", "rounds", "drafted", "accepted")
         return tuple(

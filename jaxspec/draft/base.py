@@ -21,6 +21,7 @@ from jaxspec.draft.shape import MAX_NODES, Capacity
 from jaxspec.models.network import LanguageModel
 from jaxspec.models.provider import Provider
 from jaxspec.proposals import PointMass, Proposal
+from jaxspec.sampling import Sampling
 from jaxspec.trees import chain
 from jaxspec.verify import RULES, Rule
 from jaxspec.verify.rules import assert_rule
@@ -44,9 +45,7 @@ class View:
       length: int32 [B], tokens of each text; the last of them is the root of the round.
       depth: int32 [B], most levels to draft. Deeper candidates are cut off.
       pairs: float32 [B, N, 2], for each node the pair of uniforms to draw its candidate with.
-      temperature: float32 [B], of the target's rows.
-      top_k: int32 [B], of the target's rows.
-      top_p: float32 [B], of the target's rows.
+      sampling: how the target's rows are sampled, and so are those of sampled candidates.
       stop_tokens: int32 [B, K], then -1; None for none. Candidates below a stop token are cut off.
       params: the drafter's `params`.
     """
@@ -55,9 +54,7 @@ class View:
     length: jax.Array  # [B]
     depth: jax.Array  # [B]
     pairs: jax.Array  # [B, N, 2]
-    temperature: jax.Array  # [B]
-    top_k: jax.Array  # [B]
-    top_p: jax.Array  # [B]
+    sampling: Sampling
     stop_tokens: jax.Array | None = None  # [B, K]
     params: Any = ()
 
@@ -298,8 +295,8 @@ class ModelDrafter(Drafter):
         Args:
           level: depth of the nodes whose rows are given.
           state: as `start` and earlier levels left it.
-          rows: float32 [B, L, V], probabilities after each node: at the target's temperature and
-            filters where candidates are sampled. Rows that are not read may hold anything.
+          rows: float32 [B, L, V], probabilities after each node: at the target's settings where
+            candidates are sampled. Rows that are not read may hold anything.
           view: what is past.
         """
 

@@ -18,14 +18,14 @@ import numpy as np
 from jax import lax
 
 from jaxspec.checks import MOST_TOKENS, assert_between, assert_kind, described
-from jaxspec.draft.base import Drafter, ModelDrafter, Proposed, View
+from jaxspec.draft.base import Asked, Drafter, ModelDrafter, Proposed, View
 from jaxspec.draft.cut import cut_below, node_rows
-from jaxspec.logits import Logits
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import Cache
 from jaxspec.models.provider import Context, Provider, Usage, check_context
 from jaxspec.proposals import PointMass, Proposal
 from jaxspec.rows import Probabilities, as_source, dense_rows, row_of, window
+from jaxspec.sampling import Sampling
 from jaxspec.transfers import moves_data
 from jaxspec.values import token_ids
 
@@ -53,28 +53,36 @@ def propose_compiled(
         return _within(drafter, drafter.propose(view), view), cache
     assert network is not None
 
-    def rows_of(logits: jax.Array) -> jax.Array:
-        is_drawn = drafter.rule.proposal is not PointMass
-        return _sampling_rows(logits, view) if is_drawn else jax.nn.softmax(logits, axis=-1)
+    is_drawn = drafter.rule.proposal is not PointMass
+    is_counted = is_drawn and view.sampling.penalties is not None
 
-    def step(level: Any, state: Any, cache: Cache) -> tuple[Any, Cache]:
+    def rows_of(logits: jax.Array, above: jax.Array | None = None) -> jax.Array:
+        if not is_drawn:
+            return jax.nn.softmax(logits, axis=-1)
+        return per_sequence(_sampling_rows)(logits, view.sampling, above)
+
+    def step(level: Any, state: Any, cache: Cache, placed: Any) -> tuple[Any, Cache, Any]:
         asked = drafter.ask(level, state, view)
         block = (asked.tokens, asked.depths, asked.seen, view.root, asked.offset)
         logits, cache = network.nodes(params, cache, *block)
-        return drafter.grow(level, state, rows_of(logits), view), cache
+        above = None
+        if is_counted:
+            placed, above = _tokens_seen(placed, asked)
+        return drafter.grow(level, state, rows_of(logits, above), view), cache, placed
 
     logits, cache = _root_logits(network, params, cache, view)
     state = drafter.start(view, logits.shape[-1])
+    placed = jnp.full((view.length.shape[0], drafter.spare_slots), -1, jnp.int32)
     if drafter.is_unrolled:
         state = drafter.grow(0, state, rows_of(logits[:, None]), view)
         for level in range(1, drafter.capacity.max_depth):
-            state, cache = step(level, state, cache)
+            state, cache, placed = step(level, state, cache, placed)
     else:
         state = drafter.grow(jnp.int32(0), state, rows_of(logits[:, None]), view)
-        _, state, cache = lax.while_loop(
+        _, state, cache, _ = lax.while_loop(
             lambda carry: jnp.any(drafter.is_read(carry[0], carry[1], view)),
             lambda carry: (carry[0] + 1, *step(*carry)),
-            (jnp.int32(1), state, cache),
+            (jnp.int32(1), state, cache, placed),
         )
     return _within(drafter, drafter.finish(state, view), view), cache
 
@@ -96,17 +104,26 @@ def _root_logits(
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
 
 
-def _sampling_rows(logits: jax.Array, view: View) -> jax.Array:
-    """Turn logits [B, L, V] into the probabilities that candidates are drawn from.
+def _sampling_rows(logits: jax.Array, sampling: Sampling, above: jax.Array | None) -> jax.Array:
+    """Turn the logits [L, V] of a sequence into the probabilities that candidates are drawn from.
 
-    They are computed as the target's rows are, at the same temperature and filters.
+    They are computed as the target's rows are, at the same settings.
     """
+    source = sampling.logits(logits, above)
+    return per_sequence(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
 
-    def one(logits: jax.Array, temperature: Any, top_k: Any, top_p: Any) -> jax.Array:
-        source = Logits(values=logits, temperature=temperature, top_k=top_k, top_p=top_p)
-        return per_sequence(lambda row: row_of(source, row))(jnp.arange(logits.shape[0]))
 
-    return per_sequence(one)(logits, view.temperature, view.top_k, view.top_p)
+def _tokens_seen(placed: jax.Array, asked: Asked) -> tuple[jax.Array, jax.Array]:
+    """Return the tokens by slot with those of a block, and what its nodes see, [B, L, M - 1].
+
+    Slots are counted from the root's, whose own token is part of the text.
+    """
+    offset = jnp.broadcast_to(jnp.asarray(asked.offset, jnp.int32), placed.shape[:1])
+    put = per_sequence(lambda slots, new, at: lax.dynamic_update_slice(slots, new, (at,)))
+    placed = put(placed, asked.tokens, offset)
+    seen = asked.seen[:, :, 1:]
+    tokens = placed[:, None, 1 : 1 + seen.shape[2]]
+    return placed, jnp.where(seen, tokens, -1)
 
 
 def _assert_proposed(drafter: Drafter, proposed: Any) -> None:
@@ -193,7 +210,7 @@ def propose_on_host(
     stop_tokens: Collection[int] = (),
     max_nodes: int = MOST_TOKENS,
     provider: Provider | None = None,
-    apply: Callable[[np.ndarray], np.ndarray] | None = None,
+    apply: Callable[[np.ndarray, Sequence[Context]], np.ndarray] | None = None,
 ) -> HostDraft:
     """Propose candidates after one context.
 
@@ -207,8 +224,8 @@ def propose_on_host(
         a context with a drafted one.
       max_nodes: most nodes, the root counted.
       provider: the draft model as a callable; default the drafter's `model`, which must be one.
-      apply: applies the request's temperature and filters to rows [n, V] that candidates are drawn
-        from; None for none.
+      apply: applies the request's settings to rows [n, V] that candidates are drawn from, given the
+        contexts before them; None for none.
 
     Raises:
       ValueError: an argument is invalid, or a custom drafter proposed a token outside the vocabulary.
@@ -259,7 +276,7 @@ def _ask(
     vocab: int,
     context: Context,
     view: View,
-    apply: Callable[[np.ndarray], np.ndarray] | None,
+    apply: Callable[[np.ndarray, Sequence[Context]], np.ndarray] | None,
 ) -> tuple[Any, Usage, int]:
     """Ask a callable level by level: a context is what a network's node would attend to.
 
@@ -275,7 +292,7 @@ def _ask(
         answers, used = model.rows(distinct)
         answers = _over(answers, vocab, drafter)
         if apply is not None and drafter.rule.proposal is not PointMass:
-            answers = apply(answers)
+            answers = apply(answers, distinct)
         found = dict(zip(distinct, answers, strict=True))
         rows = np.stack([found.get(each, np.zeros(vocab, np.float32)) for each in wanted])[None]
         if drafter.is_unrolled:
@@ -317,14 +334,18 @@ def _view(
     stops = max(4, 1 << max(len(stop_tokens) - 1, 0).bit_length())
     tokens = np.zeros((1, size), np.int32)
     tokens[0, : len(context)] = context
+    neutral: dict[str, Any] = {
+        "temperature": np.ones(1, np.float32),
+        "top_k": np.zeros(1, np.int32),
+        "top_p": np.ones(1, np.float32),
+        "min_p": np.zeros(1, np.float32),
+    }
     fields: dict[str, Any] = {
         "tokens": tokens,
         "length": np.array([len(context)], np.int32),
         "depth": np.array([depth], np.int32),
         "pairs": np.asarray(pairs)[None],
-        "temperature": np.ones(1, np.float32),
-        "top_k": np.full(1, MOST_TOKENS, np.int32),
-        "top_p": np.ones(1, np.float32),
+        "sampling": Sampling(**neutral),
         "stop_tokens": np.array([stop_tokens + [-1] * (stops - len(stop_tokens))], np.int32),
     }
     params = () if isinstance(drafter, ModelDrafter) else drafter.params

@@ -68,7 +68,8 @@ class AdjustedLogits(Slab):
       above: int32 [R, D], the drafted tokens from the root's child down to each row's node, then -1:
         they count as output (`Tree.tokens_above`). None for none.
       sequence: int32 [R], which of the M sequences each row is of, -1 for one without bias and
-        penalties. None: all rows are of sequence 0.
+        penalties. None: all rows are of sequence 0. A row of one beyond M is invalid, and so is one
+        with a negative count or a penalty out of range: it has the entry +inf.
 
     >>> from jaxspec import Logits, dense_rows
     >>> from jaxspec.slabs import token_bits
@@ -129,6 +130,8 @@ class AdjustedLogits(Slab):
         if self.penalties is not None:
             penalized = self._penalized(self.penalties, logit, row, owner, tokens, load, load_bits)
             logit = jnp.where(is_owned, penalized, logit)
+        if (tables := jax.tree.leaves((self.bias, self.penalties))) and self.sequence is not None:
+            logit = jnp.where(owner < tables[0].shape[0], logit, jnp.inf)
         if self.allowed is not None:
             logit = jnp.where(load_bits(self.allowed, row), logit, -jnp.inf)
         return jnp.where(given < jnp.inf, logit, given)  # NaN and +inf stay
@@ -159,9 +162,8 @@ class AdjustedLogits(Slab):
         by = jnp.where(is_repeated, repetition, 1.0)
         logit = jnp.where(logit > 0, logit / by, logit * by)
         logit -= frequency * count + jnp.where(has_occurred, presence, 0.0)
-        # The logarithm of -1 is NaN, which no constant of the program is (`jax_debug_nans`).
         is_valid = (repetition > 0) & jnp.isfinite(repetition + frequency + presence)
-        return logit + jnp.log(jnp.where(is_valid, 1.0, -1.0))
+        return jnp.where(is_valid & (count >= 0), logit, jnp.inf)
 
     def take(self, rows: jax.Array) -> Self:
         """Take rows of all that is given by row; the sequences stay."""

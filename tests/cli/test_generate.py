@@ -87,6 +87,7 @@ def test_what_cannot_work_is_an_error_before_anything_is_printed(
         (["--temperature", "1e39"], "--temperature: .*, got '1e39'"),
         (["--temperature", "1e-39"], "--temperature: .*, got '1e-39'"),
         (["--top-k", "-2"], "--top-k: must be an integer >= -1"),
+        (["--min-p", "1.5"], "--min-p: must be from 0 to 1 in float32, got '1.5'"),
         (["--top-p", "0"], "--top-p: must be above 0 and at most 1"),
         (["--top-p", "1e-39"], "--top-p: .*, got '1e-39'"),
         (["--top-p", "1.0001"], "--top-p: .*, got '1.0001'"),

@@ -14,7 +14,7 @@ from helpers.small import TARGET as NETWORK
 from helpers.small import VOCAB, keys, provider
 
 import jaxspec as js
-from jaxspec.decode import BatchState, CachedNetwork, CompiledDecoder, Decoder, Request
+from jaxspec.decode import BatchState, CachedNetwork, CompiledDecoder, Decoder, Options, Request
 from jaxspec.draft import Lookup, NoDraft
 from jaxspec.models import CacheError, Provider
 
@@ -37,7 +37,7 @@ ODD: list[Any] = [
     *(np.float32(2), np.ma.array([1, 2], mask=[0, 1]), jnp.array([1]), KEY, jax.random.PRNGKey(0)),
     *(object(), int, Provider, js.Rule, len, NoDraft, NoDraft(), PLAIN, NETWORK, jnp.float32(0.5)),
 ]
-OPTIONS = ("new_tokens", "stop_tokens", "temperature", "top_k", "top_p")
+OPTIONS = tuple(Options.__annotations__)
 
 ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     **{
@@ -108,6 +108,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0}, "top_p is 0: must be above 0 and at most 1"),
     ({"top_p": 1.5}, "top_p is 1.5: must be above 0 and at most 1"),
     ({"top_p": None}, "top_p is None: must be above 0 and at most 1"),
+    ({"min_p": 1.5}, "min_p is 1.5: must be from 0 to 1"),
+    ({"logit_bias": 2}, "logit_bias is 2: must be a mapping from token ids to nats"),
+    ({"logit_bias": {5: 1.0}}, "logit_bias: entry 0 is 5: must be an integer in the vocabulary"),
+    ({"logit_bias": {1: -math.inf}}, "logit_bias: token 1 is -inf: must be a finite number of"),
+    ({"allowed_tokens": []}, "allowed_tokens is []: must be at least one token, or None for all"),
+    ({"allowed_tokens": [1.5]}, "allowed_tokens: entry 0 is 1.5: must be an integer"),
+    ({"frequency_penalty": math.inf}, "frequency_penalty is inf: must be a finite number of nats"),
+    ({"presence_penalty": None}, "presence_penalty is None: must be a finite number of nats"),
     ({"stop_tokens": 2}, "stop_tokens is 2: must be a sequence of token ids"),
     ({"stop_tokens": np.array(3)}, "stop_tokens is array(3): must be a sequence of token ids"),
     ({"stop_tokens": {1: 2}}, "stop_tokens is {1: 2}: must be a sequence of token ids"),
@@ -122,7 +130,8 @@ def test_a_bad_argument_is_named_with_its_value_in_a_batch_with_its_sequence(
     change: dict[str, Any], message: str
 ) -> None:
     good: dict[str, Any] = {"new_tokens": 2, "temperature": 1, "top_k": 2, "top_p": 1}
-    good |= {"stop_tokens": []}
+    good |= {"stop_tokens": [], "min_p": 0, "logit_bias": {}, "allowed_tokens": None}
+    good |= {"frequency_penalty": 0, "presence_penalty": 0}
     options = dict(change)
     prompt = options.pop("prompt", [1])
     with pytest.raises(ValueError, match="^" + re.escape(message)):
@@ -187,7 +196,8 @@ def test_arguments_of_every_type_of_numbers_are_taken() -> None:
 
 def test_one_value_is_for_all_sequences_of_a_batch() -> None:
     def arrays(state: BatchState) -> list[list[Any]]:
-        return [getattr(state, name).tolist() for name in ("limit", *OPTIONS[1:])]
+        parts = (state.limit, state.stop_tokens, state.sampling)
+        return [x.tolist() for x in jax.tree.leaves(parts)]
 
     one = {"new_tokens": 3, "stop_tokens": [4, 1], "temperature": 0.5, "top_k": 2, "top_p": 0.5}
     each = {name: [value, value] for name, value in one.items()}

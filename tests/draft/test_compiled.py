@@ -16,6 +16,7 @@ from jaxspec.draft import BestFirstTree, Drafter, Lookup, NGramTree, Shape, View
 from jaxspec.draft.drivers import propose_compiled
 from jaxspec.models import fit_ngram
 from jaxspec.models.batched import BatchedNetwork
+from jaxspec.sampling import Sampling
 
 SLOTS = 24
 REPEATING = ([1, 2, 3, 4, 1, 2, 3], [0], [2, 2, 2], [0, 1, 0, 1, 0], [3, 1, 4, 1, 0, 2, 3, 1, 4])
@@ -31,9 +32,12 @@ def view_of(texts: Sequence[Sequence[int]], nodes: int, depth: int | Sequence[in
         length=jnp.asarray([len(text) for text in texts], jnp.int32),
         depth=jnp.broadcast_to(jnp.asarray(depth, jnp.int32), (batch,)),
         pairs=jnp.zeros((batch, nodes, 2)),
-        temperature=jnp.ones(batch),
-        top_k=jnp.full(batch, VOCAB, jnp.int32),
-        top_p=jnp.ones(batch),
+        sampling=Sampling(
+            temperature=jnp.ones(batch),
+            top_k=jnp.full(batch, VOCAB, jnp.int32),
+            top_p=jnp.ones(batch),
+            min_p=jnp.zeros(batch),
+        ),
     )
 
 

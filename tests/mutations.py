@@ -443,7 +443,7 @@ MUTATIONS = (
         SLABS,
     ),
     Mutation(
-        "decode/compiled.py",
+        "decode/loop.py",
         "is_new = is_open[:, None] & (places < kept.count[:, None])",
         "is_new = is_open[:, None] & (places <= kept.count[:, None])",
         "decode/test_settings.py",

@@ -6,7 +6,7 @@ a custom rule, verifier, draft or row source; `decoding_law` audits a drafter or
 
 from jaxspec.audit.adapters import from_flat, from_linked_list, from_transformers
 from jaxspec.audit.boxes import Cells, search
-from jaxspec.audit.decoding import DecodingLaw, decoding_law
+from jaxspec.audit.decoding import decoding_law
 from jaxspec.audit.grid import count_outcomes
 from jaxspec.audit.instances import Instance, instances_for
 from jaxspec.audit.law import Law, exact_law
@@ -14,6 +14,7 @@ from jaxspec.audit.lossless import check_lossless
 from jaxspec.audit.lossless_report import InstanceResult, LosslessReport, Shift
 from jaxspec.audit.report import AuditReport, audit_rules
 from jaxspec.audit.statistics import GTest, fit_test, g_test
+from jaxspec.audit.texts import DecodingLaw
 
 __all__ = (
     "AuditReport",

@@ -18,8 +18,11 @@ import numpy as np
 from jax import lax
 
 from jaxspec.audit.boxes import UNITS, Play, replay, search
+from jaxspec.audit.reuse import reused_draws
 from jaxspec.audit.rounds import causal_nodes, draws_of
-from jaxspec.decode import BatchState, CompiledDecoder, Ending
+from jaxspec.audit.texts import DecodingLaw, Texts, compared, target_law
+from jaxspec.checks import Progress
+from jaxspec.decode import BatchState, CachedNetwork, CompiledDecoder, Decoder, Ending, Options
 from jaxspec.draws import RoundDraws
 from jaxspec.models.provider import Context
 from jaxspec.proposals import PointMass
@@ -31,14 +34,6 @@ _READ = ("tokens", "length", "depth", "ending", "sampling", "target_cache", "dra
 """What the loop reads of a state, and changes in a round."""
 
 
-class Texts(NamedTuple):
-    """The law of the texts, and how it was found."""
-
-    law: dict[Context, float]
-    searches: int
-    misses: int
-
-
 class _Reached(NamedTuple):
     """A state, and the probability of coming to it."""
 
@@ -46,7 +41,32 @@ class _Reached(NamedTuple):
     state: BatchState
 
 
-def law_of_texts(
+def compiled_law(
+    decoder: CompiledDecoder,
+    prompt: Context,
+    batch: int,
+    num_keys: int,
+    progress: Progress | None,
+    options: Options,
+) -> DecodingLaw:
+    """Do as `decoding_law` for the compiled loop."""
+    key, most = jax.random.key(0), decoder.max_context
+    target = CachedNetwork(decoder.target, slots=most, chunk=1)
+    request = Decoder(target, max_context=most).start(prompt, key, **options)
+    steps = request.request.limit(most) - len(request.tokens)
+
+    def report(done: int, what: str) -> None:
+        if progress:
+            progress(what, done, steps)
+
+    start = decoder.start([prompt], key, **options)
+    found = _law_of_texts(decoder, start, batch=batch, report=report)
+    report(steps, f"{found.searches:,} rounds")
+    reused = reused_draws(decoder, prompt, num_keys=num_keys, **options)
+    return compared(found, target_law(target, request, steps), reused)
+
+
+def _law_of_texts(
     decoder: CompiledDecoder,
     start: BatchState,
     *,

@@ -22,21 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.audit.boxes import TOLERANCE, UNITS, Cells, search
-from jaxspec.audit.compiled_law import Texts, law_of_texts
+from jaxspec.audit.boxes import UNITS, Cells, search
+from jaxspec.audit.compiled_law import compiled_law
 from jaxspec.audit.reuse import reused_draws
 from jaxspec.audit.rounds import causal_nodes, draws_of
-from jaxspec.audit.statistics import total_variation
+from jaxspec.audit.texts import DecodingLaw, Texts, compared, target_law
 from jaxspec.checks import Progress, assert_whole
 from jaxspec.decode import (
-    CachedNetwork,
     CompiledDecoder,
     Decoder,
     DecodeState,
     Ending,
     Options,
     Scores,
-    Target,
 )
 from jaxspec.decode.target import as_target
 from jaxspec.draft import HostDraft
@@ -44,7 +42,6 @@ from jaxspec.models.provider import Context
 from jaxspec.proposals import Proposal
 from jaxspec.tiles import TILE
 from jaxspec.transfers import moves_data
-from jaxspec.trees import make_tree
 from jaxspec.verify import Verdict, Verifier
 
 _TOGETHER = 32
@@ -52,48 +49,6 @@ _TOGETHER = 32
 
 _NEAR = 2
 """Units of 2^-24 within which rounding leaves an edge of a draft's draw."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodingLaw:
-    """The exact law of a decoder's text, compared with the target's.
-
-    Attributes:
-      texts: probability of each text, without the prompt.
-      target_texts: probability of each text by the target alone.
-      tv: total variation between the two.
-      impossible: mass of texts that the target cannot produce.
-      searches: verifications that were cut into boxes.
-      misses: replays that contradicted a box, of the draft or of the verification; a law with
-        misses proves nothing.
-      reused: draws that a round reads again after an earlier one, in words, when the decoder runs with
-        its own draws.
-    """
-
-    texts: dict[Context, float] = dataclasses.field(repr=False)
-    target_texts: dict[Context, float] = dataclasses.field(repr=False)
-    tv: float
-    impossible: float
-    searches: int
-    misses: int
-    reused: tuple[str, ...] = ()
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """Say which checks failed and by how much; empty if the decoder is proved here."""
-        checks = {
-            f"total variation {self.tv:.1e} from the target's law": self.tv > TOLERANCE,
-            f"text of target probability 0 with probability {self.impossible:.1e}": (
-                self.impossible > 0
-            ),
-            f"{self.misses} replays are not as their box": self.misses > 0,
-        }
-        return (*(what for what, is_wrong in checks.items() if is_wrong), *self.reused)
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether no check failed."""
-        return not self.failures
 
 
 @moves_data
@@ -142,7 +97,7 @@ def decoding_law(
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
     if isinstance(decoder, CompiledDecoder):
-        return _compiled_law(decoder, prompt, batch, num_keys, progress, options)
+        return compiled_law(decoder, prompt, batch, num_keys, progress, options)
     start = decoder.start(prompt, jax.random.key(0), **options)
     # Without its key, a state follows for all draws.
     start = dataclasses.replace(start, request=dataclasses.replace(start.request, key_data=()))
@@ -177,67 +132,8 @@ def decoding_law(
     done = steps
     report(f"{searches:,} proposals")
     reused = reused_draws(decoder, prompt, num_keys=num_keys, **options)
-    target_texts = _target_law(as_target(decoder.target), start, steps)
-    return _compared(Texts(dict(texts), searches, misses), target_texts, reused)
-
-
-def _compared(
-    found: Texts, target_texts: dict[Context, float], reused: tuple[str, ...]
-) -> DecodingLaw:
-    return DecodingLaw(
-        texts=found.law,
-        target_texts=target_texts,
-        tv=total_variation(found.law, target_texts),
-        impossible=sum(mass for t, mass in found.law.items() if target_texts.get(t, 0.0) == 0),
-        searches=found.searches,
-        misses=found.misses,
-        reused=reused,
-    )
-
-
-def _compiled_law(
-    decoder: CompiledDecoder,
-    prompt: Context,
-    batch: int,
-    num_keys: int,
-    progress: Progress | None,
-    options: Options,
-) -> DecodingLaw:
-    """Do as `decoding_law` for the compiled loop."""
-    key, most = jax.random.key(0), decoder.max_context
-    target = CachedNetwork(decoder.target, slots=most, chunk=1)
-    request = Decoder(target, max_context=most).start(prompt, key, **options)
-    steps = request.request.limit(most) - len(request.tokens)
-
-    def report(done: int, what: str) -> None:
-        if progress:
-            progress(what, done, steps)
-
-    start = decoder.start([prompt], key, **options)
-    found = law_of_texts(decoder, start, batch=batch, report=report)
-    report(steps, f"{found.searches:,} rounds")
-    reused = reused_draws(decoder, prompt, num_keys=num_keys, **options)
-    return _compared(found, _target_law(target, request, steps), reused)
-
-
-def _target_law(target: Target, start: DecodeState, length: int) -> dict[Context, float]:
-    """Return the law of the target's own text: up to `length` tokens, or to a stop token."""
-    law: dict[Context, float] = {(): 1.0}
-    for _ in range(length):
-        longer: dict[Context, float] = {}
-        for text, mass in law.items():
-            if text and text[-1] in start.request.stop_tokens:
-                longer[text] = mass
-                continue
-            context = (*start.tokens, *text)
-            scores = target.rows(make_tree(context[-1:], [-1]), context, bonus=True)
-            row = start.request.apply(scores.rows, [context])[0]
-            exact = row.astype(np.float64)
-            for token, share in enumerate((exact / exact.sum()).tolist()):
-                if share > 0:
-                    longer[(*text, token)] = mass * share
-        law = longer
-    return law
+    target_texts = target_law(as_target(decoder.target), start, steps)
+    return compared(Texts(dict(texts), searches, misses), target_texts, reused)
 
 
 class _Round(NamedTuple):

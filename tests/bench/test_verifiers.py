@@ -54,6 +54,9 @@ def test_the_textbook_loop_decides_as_the_verifier_does(rule, setting):
         visited = {(sequence, node) for sequence, each in enumerate(outcomes) for node in each.path}
         assert set(read.normalized) == visited
         assert len(read.pairs) + len(read.singles) == BATCH
+        is_sampled, is_logits = rule == "token", setting == ALL
+        passes = len(read.pairs) * (1 + is_sampled) + len(read.singles) + is_logits * len(visited)
+        assert read.passes(work) == passes
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -200,6 +200,6 @@ def floor_calls(work: Workload, read: RowsRead) -> dict[str, Callable[[], Any]]:
 
 def _sum_by_tiles(x: jax.Array) -> jax.Array:
     tiles = x.shape[-1] // TILE
-    full = x[:, : tiles * TILE].reshape(-1, tiles, 32, TILE // 32)
+    full = x[:, : tiles * TILE].reshape(x.shape[0], tiles, 32, TILE // 32)
     tail = x[:, tiles * TILE :]
     return full.sum(axis=2).sum(axis=2).sum(axis=1) + tail.sum(axis=-1)

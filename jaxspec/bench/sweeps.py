@@ -100,9 +100,10 @@ def growth() -> list[Case]:
 def growth_table(measured: Iterable[Measurement]) -> str:
     """Return the table of `growth` in Markdown."""
     found = {each.case: each for each in measured}
+    machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}"
     lines = [
-        "Microseconds a sequence, in brackets times the floor of the same run: medians of calls in",
-        f"turn. {jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, "
+        "Microseconds a sequence; in brackets times the floor of the same run, and how many passes",
+        f"over rows of V that floor has. Medians of calls in turn. {machine},",
         f"{time.strftime('%d %B %Y').lstrip('0')}.",
     ]
     for columns, rows in _growth():
@@ -119,7 +120,7 @@ def growth_table(measured: Iterable[Measurement]) -> str:
 
 
 def _cell(measured: Measurement) -> str:
-    return f"{measured.time.median:.0f} ({measured.of_floor.median:.1f})"
+    return f"{measured.time.median:.0f} ({measured.of_floor.median:.1f}; {measured.passes:.1f})"
 
 
 def _markdown(cells: Sequence[str]) -> list[str]:

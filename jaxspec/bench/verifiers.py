@@ -50,6 +50,7 @@ MOST_PLAYED = 4
 
 UNITS = {
     "time": "microseconds for each sequence: median and quartiles of calls",
+    "passes": "passes over rows of V that a sequence needs, on average: those of the floor",
     "floor": "microseconds for each sequence",
     "of_floor": "time / floor, call by call",
     "dense": "microseconds for each sequence, of the dense reference in JAX",
@@ -73,6 +74,7 @@ class Measurement:
 
     case: Case
     calls: int
+    passes: float
     time: Spread
     floor: Spread
     of_floor: Spread
@@ -96,9 +98,8 @@ def measure(case: Case, *, repeats: int, seconds: float, seed: int) -> Measureme
     with as_if_first():
         verify = compiled(_rule(case.rule), *args)
     calls = {"verify": lambda: verify.run(*args)}
-    taken = interleave(
-        {**calls, **floor_calls(work, rows_read(work))}, repeats=repeats, seconds=seconds
-    )
+    read = rows_read(work)
+    taken = interleave({**calls, **floor_calls(work, read)}, repeats=repeats, seconds=seconds)
     floor = min((taken[name] for name in taken if name != "verify"), key=np.median)
     dense_batch = max(1, min(case.batch, MOST_ENTRIES // (case.nodes * case.vocab)))
     dense, dense_bytes = dense_call(work, dense_batch)
@@ -113,6 +114,7 @@ def measure(case: Case, *, repeats: int, seconds: float, seed: int) -> Measureme
     return Measurement(
         case=case,
         calls=len(floor),
+        passes=read.passes(work) / case.batch,
         time=Spread.of(taken["verify"] * 1e6 / case.batch),
         floor=Spread.of(floor * 1e6 / case.batch),
         of_floor=Spread.of(taken["verify"] / floor),
@@ -198,6 +200,6 @@ def floor_calls(work: Workload, read: RowsRead) -> dict[str, Callable[[], Any]]:
 
 def _sum_by_tiles(x: jax.Array) -> jax.Array:
     tiles = x.shape[-1] // TILE
-    full = x[:, : tiles * TILE].reshape(-1, tiles, 32, TILE // 32)
+    full = x[:, : tiles * TILE].reshape(x.shape[0], tiles, 32, TILE // 32)
     tail = x[:, tiles * TILE :]
     return full.sum(axis=2).sum(axis=2).sum(axis=1) + tail.sum(axis=-1)

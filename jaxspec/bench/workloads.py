@@ -209,6 +209,12 @@ class RowsRead:
     pairs: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     singles: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
+    def passes(self, work: Workload) -> int:
+        """Count the passes over rows: to normalize logits, to sum what is left, to draw."""
+        normalized = 0 if work.settings is None else len(self.normalized)
+        rows = 2 if work.rule.proposal.is_measured else 1
+        return normalized + rows * len(self.pairs) + len(self.singles)
+
 
 class PlainRound:
     """One round by the textbook loop in NumPy, a row at a time as it is visited."""

@@ -54,6 +54,9 @@ def test_the_textbook_loop_decides_as_the_verifier_does(rule, setting):
         visited = {(sequence, node) for sequence, each in enumerate(outcomes) for node in each.path}
         assert set(read.normalized) == visited
         assert len(read.pairs) + len(read.singles) == BATCH
+        is_sampled, is_logits = rule == "token", setting == ALL
+        passes = len(read.pairs) * (1 + is_sampled) + len(read.singles) + is_logits * len(visited)
+        assert read.passes(work) == passes
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -77,6 +80,13 @@ def test_the_plain_law_of_a_row_is_that_of_the_row_source(setting):
         assert is_kept.sum(axis=-1).max() <= filters[setting]
     if setting == "top_p, flat rows":
         assert is_kept.sum(axis=-1).min() > 256  # beyond what is sorted
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(2, 7), (3, 512), (2, 1300), (0, 600)])
+def test_the_floor_by_tiles_sums_whole_rows(rows, vocab):
+    x = np.random.default_rng(0).random((rows, vocab), np.float32)
+    found = verifiers._sum_by_tiles(jax.numpy.asarray(x))
+    np.testing.assert_allclose(found, x.sum(axis=1), rtol=1e-5)
 
 
 def test_drafted_tokens_are_those_of_their_kind():

@@ -29,7 +29,8 @@ def measurement(case: Case, time: float = 12.34) -> Measurement:
         if field.type is Spread
     }
     return Measurement(
-        case=case, calls=7, dense_batch=1, loop_batch=1, trace_seconds=0.5, compile_seconds=1.0,
+        case=case, calls=7, passes=3.0, dense_batch=1, loop_batch=1,
+        trace_seconds=0.5, compile_seconds=1.0,
         temporary_bytes=400, temporary_rows=1.0, dense_temporary_bytes=800, **spreads,
     )  # fmt: skip
 
@@ -200,7 +201,7 @@ def test_the_growth_table_has_a_cell_for_every_case_of_the_sweep():
     measured = [measurement(case, 1000 + number) for number, case in enumerate(cases)]
     table = sweeps.growth_table(measured)
     for number, case in enumerate(cases):
-        assert table.count(f" {1000 + number} ({1000 + number}.0) ") == 1, case
+        assert table.count(f" {1000 + number} ({1000 + number}.0; 3.0) ") == 1, case
     # Blank lines apart, two tables of equal rows.
     _, first, second = table.split("\n\n")
     for part in (first, second):

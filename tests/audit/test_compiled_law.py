@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers.fake_model import fake_model
-from helpers.reused import keyed_by_position
+from helpers.reused import (
+    keyed_by_position,
+    the_same_in_every_round,
+    with_the_final_draw_of_the_draft,
+)
 
 import jaxspec as js
 from jaxspec import audit
+from jaxspec.audit.reuse import reused_draws
 from jaxspec.decode import CompiledDecoder
 from jaxspec.draft import Drafter, FixedTree, SampledPath
+from jaxspec.draws import DrawRound
 from jaxspec.models import Block, LanguageModel
 
 VOCAB = 3
@@ -90,7 +96,32 @@ def sees_what_was_rejected(model: LanguageModel) -> LanguageModel:
     )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class DraftsWithAcceptDraws(CompiledDecoder):
+    """Draws each candidate with the number that then decides whether it is accepted."""
+
+    def _decide(self, target_params: Any, draft_params: Any, state: Any) -> Any:
+        def shared(*where: Any) -> js.RoundDraws:
+            draws = self.draws(*where)
+            pairs = draws.draft.at[:, 1].set(draws.verify.accept)
+            return dataclasses.replace(draws, draft=pairs)
+
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain = CompiledDecoder(**{**fields, "draws": shared})
+        return plain._decide(target_params, draft_params, state)
+
+
+def drafts_with_accept_draws() -> CompiledDecoder:
+    sizes = {"max_context": 8, "prefill_width": 2, "max_stop_tokens": 1}
+    return DraftsWithAcceptDraws(TARGET, SampledPath(DRAFT, 2), **sizes)
+
+
 FAULTS = {
+    "the draft reads the verifier's uniforms": drafts_with_accept_draws,
+    "the cache keeps a rejected sibling in the accepted one's slot": lambda: decoder(
+        "siblings without replacement",
+        dataclasses.replace(TARGET, keep=lambda cache, at, path: cache),
+    ),
     "drops what it drew by its own value": lambda: decoder("", drafter=DropsImprobable(DRAFT, 2)),
     "a later row sees what was rejected": lambda: decoder(
         "", sees_what_was_rejected(TARGET), SampledPath(DRAFT, 2)
@@ -106,9 +137,28 @@ def test_a_loop_that_is_not_lossless_has_another_law(fault: str) -> None:
     assert not law.is_proved
 
 
-def test_draws_that_are_read_again_are_seen_through_the_compiled_loop() -> None:
+def test_the_law_of_fresh_draws_does_not_prove_a_loop_that_reads_draws_again() -> None:
     block = decoder("path by block", draws=keyed_by_position, bonus=False)
     law = audit.decoding_law(block, PROMPT, new_tokens=3, num_keys=12)
-    assert law.tv <= 1e-6  # the law of fresh draws
+    assert law.tv <= 1e-6
     assert not law.is_proved
     assert "noise is reused with" in law.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "draws", "is_reused"),
+    [
+        ("block", js.round_draws, False),
+        # No test looks at a draw beyond the first rejection: the next round is the first to.
+        ("token", keyed_by_position, False),
+        ("token", the_same_in_every_round, True),
+        ("token", with_the_final_draw_of_the_draft, True),
+    ],
+)
+def test_draws_read_again_are_seen_through_the_compiled_loop(
+    rule: str, draws: DrawRound, is_reused: bool
+) -> None:
+    path = SampledPath(DRAFT, 2, js.RULES[rule])
+    loop = decoder("", drafter=path, draws=draws, bonus=False)
+    found = reused_draws(loop, PROMPT, num_keys=12, new_tokens=6)
+    assert bool(found) == is_reused, found

@@ -1,5 +1,8 @@
 """Verifiers as other projects write them, in NumPy and loops. A `fault` is one wrong line."""
 
+import bisect
+import itertools
+
 import numpy as np
 
 
@@ -25,9 +28,12 @@ class Coins:
 
 
 def pick(u, weights):
-    running = np.cumsum(np.asarray(weights, np.float64))
-    place = int(np.searchsorted(running, u * running[-1], side="right"))
-    return min(place, int(np.flatnonzero(np.asarray(weights) > 0).max(initial=0)))
+    weights = np.asarray(weights, np.float64).tolist()
+    running = list(itertools.accumulate(weights))
+    place = min(bisect.bisect_right(running, u * running[-1]), len(weights) - 1)
+    while place > 0 and weights[place] <= 0:
+        place -= 1
+    return place
 
 
 def one_hot(x, size):

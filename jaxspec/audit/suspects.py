@@ -5,8 +5,6 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from jaxspec.audit.choices import exact_outcomes
 from jaxspec.audit.reference import (
     PLAIN_RULES,

@@ -1,6 +1,7 @@
 """Verifiers as other projects write them, in NumPy and loops. A `fault` is one wrong line."""
 
 import bisect
+import functools
 import itertools
 
 import numpy as np
@@ -191,3 +192,20 @@ def tree(tokens, parents, draft_rows, target_rows, source, *, how="without", fau
         node = child
         emitted.append(int(tokens[child]))
         slots.append(child)
+
+
+TREES = {"point_mass": "point", "with_replacement": "with", "without_replacement": "without"}
+"""How `tree` verifies candidates of each kind."""
+
+
+def variant(function, fault, **more):
+    return functools.partial(function, fault=fault, **more)
+
+
+def batch_of(verify):
+    def in_batch(tokens, draft_rows, target_rows, sources):
+        return [
+            verify(*args) for args in zip(tokens, draft_rows, target_rows, sources, strict=True)
+        ]
+
+    return in_batch

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxspec.audit.boxes import UNITS, cut
-from jaxspec.audit.foreign import Emissions, Foreign, text_of
+from jaxspec.audit.foreign import Emissions, Foreign, emissions_of, text_of
 from jaxspec.audit.settings import Setting, Text
 from jaxspec.audit.suspects import Joint
 from jaxspec.trees import NONE
@@ -180,15 +180,7 @@ class _Evaluator:
         return np.array(codes, np.int64)[inverse.reshape(-1)]
 
     def unpack(self, codes: np.ndarray) -> Emissions:
-        rows = [self._rows[code] for code in codes.tolist()]
-        tokens = _padded([tokens for tokens, _ in rows])
-        paths = [path for _, path in rows if path is not None]
-        return Emissions(tokens, _padded(paths) if paths else None)
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    width = max(map(len, rows)) + 1
-    return np.array([[*row, *[NONE] * (width - len(row))] for row in rows], np.int64)
+        return emissions_of([self._rows[code] for code in codes.tolist()])
 
 
 def sample(

@@ -445,7 +445,7 @@ MUTATIONS = (
     Mutation(
         "decode/compiled.py",
         "is_new = is_open[:, None] & (places < kept.count[:, None])",
-        "is_new = is_open[:, None] & (emitted >= 0)",
+        "is_new = is_open[:, None] & (places <= kept.count[:, None])",
         "decode/test_settings.py",
     ),
     Mutation(

@@ -173,6 +173,21 @@ def test_bonus_tokens_that_are_drawn_already_follow_accepted_paths_only() -> Non
             assert (output.tokens[b, output.num_tokens[b] :] == -1).all()
 
 
+def test_a_bonus_token_outside_the_vocabulary_is_flagged_and_not_emitted() -> None:
+    seen = 0
+    for seed in range(4):
+        engine = Engine.at_random(seed, has_bonus_rows=False)
+        without = engine.verify()
+        for bad in (-1, -7, VOCAB, 2**31 - 1):
+            output = engine.verify(bonus_token_ids=jnp.full(BATCH, bad))
+            is_whole = (engine.counts >= 0) & (without.num_accepted == engine.counts)
+            flagged = (output.status & js.Status.BAD_CANDIDATE) != 0
+            np.testing.assert_array_equal(flagged, is_whole)
+            np.testing.assert_array_equal(output.tokens, without.tokens)
+            seen += int(is_whole.sum())
+    assert seen > 0
+
+
 def test_hostile_sequences_emit_no_wrong_token_and_leave_the_others_as_they_are() -> None:
     rng = np.random.default_rng(0)
     healthy = 0

@@ -261,6 +261,21 @@ def test_requests_of_a_flat_batch_have_settings_of_their_own() -> None:
         dataclasses.replace(batch_of_rows, target_rows=jnp.ones((12, 4))).adjusted(3)
 
 
+@pytest.mark.parametrize("vocab", [31, 32, 33, 100, 1000])
+def test_a_stretch_of_a_row_holds_the_entries_of_its_tokens_wherever_it_lies(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    slab = AdjustedLogits(
+        values=jnp.asarray(rng.normal(size=(2, vocab)), jnp.float32),
+        allowed=token_bits(jnp.asarray(rng.random((2, vocab)) < 0.5)),
+    )
+    tokens = jnp.arange(vocab, dtype=jnp.int32)
+    whole = np.asarray(slab.at(jnp.ones_like(tokens), tokens))
+    for size in {1, 31, min(64, vocab), vocab} & set(range(vocab + 1)):
+        read = jax.jit(lambda start, size=size: slab.read(jnp.int32(1), start, size))
+        for start in range(max(0, vocab - size - 70), vocab - size + 1):
+            np.testing.assert_array_equal(read(start), whole[start : start + size])
+
+
 @pytest.mark.parametrize("field", ["bias", "repetition", "frequency", "presence", "logit"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_setting_or_a_bad_logit_that_is_masked_gives_no_token(field: str, bad: float) -> None:

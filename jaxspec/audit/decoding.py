@@ -23,11 +23,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.audit.boxes import TOLERANCE, UNITS, Cells, search
+from jaxspec.audit.compiled_law import Texts, law_of_texts
 from jaxspec.audit.reuse import reused_draws
 from jaxspec.audit.rounds import causal_nodes, draws_of
 from jaxspec.audit.statistics import total_variation
 from jaxspec.checks import Progress, assert_whole
-from jaxspec.decode import Decoder, DecodeState, Ending, Options, Scores
+from jaxspec.decode import (
+    CachedNetwork,
+    CompiledDecoder,
+    Decoder,
+    DecodeState,
+    Ending,
+    Options,
+    Scores,
+    Target,
+)
 from jaxspec.decode.target import as_target
 from jaxspec.draft import HostDraft
 from jaxspec.models.provider import Context
@@ -88,7 +98,7 @@ class DecodingLaw:
 
 @moves_data
 def decoding_law(
-    decoder: Decoder,
+    decoder: Decoder | CompiledDecoder,
     prompt: Context,
     *,
     batch: int = 256,
@@ -96,15 +106,19 @@ def decoding_law(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> DecodingLaw:
-    """Compute the exact law of all that a decoder emits after a prompt.
+    """Compute the exact law of all that a decoder of either loop emits after a prompt.
 
     The work grows as the number of texts, so this is for vocabularies and budgets of a few tokens.
     From each text on, each proposal that the draft can make is asked for some ten times, at about a
     thousandth of a second each, and its verification is searched: V^N proposals for N drawn
     candidates. The draws of a round are taken to be independent of those of all others, as
     `round_draws` makes them; then the decoder decodes with a few keys as it is, and draws that a round
-    reads again are reported. The state shown to the decoder holds no key, so one that draws its own
-    random numbers fails.
+    reads again are reported. The state shown to the host loop holds no key: a decoder that draws
+    random numbers of its own fails.
+
+    The compiled loop runs its own program, a round at a time, over all draws of the round at once.
+    States are told apart by everything that it reads of them, caches included, so the work grows with
+    what rejected candidates leave in the caches: up to V^N states a round.
 
     Args:
       decoder: vocabularies up to 512 tokens, for which one number draws a token.
@@ -114,7 +128,8 @@ def decoding_law(
         least two of them must show it. 0 leaves that out.
       progress: called as progress(what, tokens of the text done, all) after each text whose proposals
         were found, and within and after the searches.
-      **options: new_tokens, stop_tokens, temperature, top_k, top_p; see `jaxspec.decode.Options`.
+      **options: new_tokens, stop_tokens, temperature and the other settings of
+        `jaxspec.decode.Options`.
 
     Returns:
       The `DecodingLaw`.
@@ -126,6 +141,8 @@ def decoding_law(
     assert_whole("num_keys", num_keys, 0)
     if decoder.target.vocab > TILE:
         raise ValueError(f"vocab is {decoder.target.vocab}: laws of texts go up to {TILE}")
+    if isinstance(decoder, CompiledDecoder):
+        return _compiled_law(decoder, prompt, batch, num_keys, progress, options)
     start = decoder.start(prompt, jax.random.key(0), **options)
     # Without its key, a state follows for all draws.
     start = dataclasses.replace(start, request=dataclasses.replace(start.request, key_data=()))
@@ -159,21 +176,52 @@ def decoding_law(
             misses += missed
     done = steps
     report(f"{searches:,} proposals")
-    target_texts = _target_law(decoder, start, steps)
+    reused = reused_draws(decoder, prompt, num_keys=num_keys, **options)
+    target_texts = _target_law(as_target(decoder.target), start, steps)
+    return _compared(Texts(dict(texts), searches, misses), target_texts, reused)
+
+
+def _compared(
+    found: Texts, target_texts: dict[Context, float], reused: tuple[str, ...]
+) -> DecodingLaw:
     return DecodingLaw(
-        texts=dict(texts),
+        texts=found.law,
         target_texts=target_texts,
-        tv=total_variation(texts, target_texts),
-        impossible=sum(mass for t, mass in texts.items() if target_texts.get(t, 0.0) == 0),
-        searches=searches,
-        misses=misses,
-        reused=reused_draws(decoder, prompt, num_keys=num_keys, **options),
+        tv=total_variation(found.law, target_texts),
+        impossible=sum(mass for t, mass in found.law.items() if target_texts.get(t, 0.0) == 0),
+        searches=found.searches,
+        misses=found.misses,
+        reused=reused,
     )
 
 
-def _target_law(decoder: Decoder, start: DecodeState, length: int) -> dict[Context, float]:
+def _compiled_law(
+    decoder: CompiledDecoder,
+    prompt: Context,
+    batch: int,
+    num_keys: int,
+    progress: Progress | None,
+    options: Options,
+) -> DecodingLaw:
+    """Do as `decoding_law` for the compiled loop."""
+    key, most = jax.random.key(0), decoder.max_context
+    target = CachedNetwork(decoder.target, slots=most, chunk=1)
+    request = Decoder(target, max_context=most).start(prompt, key, **options)
+    steps = request.request.limit(most) - len(request.tokens)
+
+    def report(done: int, what: str) -> None:
+        if progress:
+            progress(what, done, steps)
+
+    start = decoder.start([prompt], key, **options)
+    found = law_of_texts(decoder, start, batch=batch, report=report)
+    report(steps, f"{found.searches:,} rounds")
+    reused = reused_draws(decoder, prompt, num_keys=num_keys, **options)
+    return _compared(found, _target_law(target, request, steps), reused)
+
+
+def _target_law(target: Target, start: DecodeState, length: int) -> dict[Context, float]:
     """Return the law of the target's own text: up to `length` tokens, or to a stop token."""
-    target = as_target(decoder.target)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
         longer: dict[Context, float] = {}

@@ -3,68 +3,88 @@
 Such noise is not independent of the text that it continues, and no law of one round shows it. Draws
 that an earlier round made but did not look at may be read later: token verification stays lossless
 with draws keyed by the position of the token, block verification does not. Draws are compared as
-values, each with those of its role (draft, accept, final): one that is used again in another role, or
-changed, is not seen.
+values, whatever their role (draft, accept, final), also within a round: one that is changed before it
+is used again is not seen.
 """
 
-from typing import Unpack
+from collections.abc import Iterator
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 
 from jaxspec.audit.rounds import looked_at
-from jaxspec.decode import Decoder, Ending, Options, RoundRecord
+from jaxspec.decode import CompiledDecoder, Decoder, Ending, Options
+from jaxspec.draws import RoundDraws
 from jaxspec.models.provider import Context
+from jaxspec.proposals import Proposal
+from jaxspec.verify import Verdict
 
-_Read = dict[tuple[str, float], str]
-"""By role and value of a draw: where it was read."""
+_Round = tuple[int, RoundDraws, Proposal, Verdict]
+"""A round of one text: position of its root, draws, candidates, verdict."""
 
 
 def reused_draws(
-    decoder: Decoder, prompt: Context, *, num_keys: int, **options: Unpack[Options]
+    decoder: Decoder | CompiledDecoder,
+    prompt: Context,
+    *,
+    num_keys: int,
+    **options: Unpack[Options],
 ) -> tuple[str, ...]:
     """Decode with some keys as the decoder does, and say which draws are read in several rounds.
 
-    Two draws of different nodes are equal by chance with a probability of 2^-23 each; a draw that is
-    used again is so with every key, hence only what shows with two keys at least is reported.
+    Two draws are equal by chance with a probability of 2^-23; a draw that is used again is so with
+    every key, hence only what shows with two keys at least is reported.
     """
     found = [_reused(decoder, prompt, key, options) for key in map(jax.random.key, range(num_keys))]
     found = [each for each in found if each]
     if len(found) < 2:
         return ()
     return (
-        f"noise is reused between rounds with {len(found)} of {num_keys} keys: {found[0][0]}; block "
-        "and traversal verification are then biased, and so is every rule whose test it was",
+        f"noise is reused with {len(found)} of {num_keys} keys: {found[0][0]}; block and traversal "
+        "verification are then biased, and so is every rule whose test it was",
     )
 
 
-def _reused(decoder: Decoder, prompt: Context, key: jax.Array, options: Options) -> list[str]:
-    state, before = decoder.start(prompt, key, **options), _Read()
+def _reused(
+    decoder: Decoder | CompiledDecoder, prompt: Context, key: jax.Array, options: Options
+) -> list[str]:
+    before: dict[float, str] = {}
     found = []
-    while state.ending == Ending.NONE:
-        state, record = decoder.step(state)
-        now = _read(record, decoder.drafter.rule.tests_deepest_first)
-        for (role, value), place in now.items():
-            if (role, value) in before:
-                found.append(
-                    f"the {role} draw {value:.6f} of {before[role, value]} is that of {place}"
-                )
-        before |= now
+    for played in _rounds(decoder, prompt, key, options):
+        for value, place in _read(played, decoder.drafter.rule.tests_deepest_first):
+            if value in before:
+                found.append(f"{before[value]}, {value:.6f}, is {place}")
+            before[value] = place
     return found
 
 
-def _read(record: RoundRecord, deepest_first: bool) -> _Read:
-    """Return the draws that a round has looked at, not those of candidates that it did not reach."""
-    tree = record.proposal.tree
-    is_read = looked_at(tree, deepest_first=deepest_first)[int(record.verdict.stop_node)]
+def _rounds(
+    decoder: Decoder | CompiledDecoder, prompt: Context, key: jax.Array, options: Options
+) -> Iterator[_Round]:
+    """Decode one text as the decoder does, round by round."""
+    if isinstance(decoder, Decoder):
+        for _, record in decoder.rounds(decoder.start(prompt, key, **options)):
+            yield record.position, record.draws, record.proposal, record.verdict
+        return
+    batch = decoder.advance(decoder.start([prompt], key, **options), 0)  # the prompt is read
+    while int(batch.ending[0]) == Ending.NONE:
+        position = int(batch.length[0]) - 1
+        draws, proposal, verdict = jax.tree.map(lambda x: x[0], decoder.decide(batch))
+        yield position, draws, proposal, verdict
+        batch = decoder.advance(batch, 1)
+
+
+def _read(played: _Round, deepest_first: bool) -> Iterator[tuple[float, str]]:
+    """Yield the draws that a round has looked at, not those of candidates that it did not reach."""
+    root, draws, proposal, verdict = jax.device_get(played)
+    tree: Any = proposal.tree
+    is_read = looked_at(tree, deepest_first=deepest_first)[int(verdict.stop_node)]
     nodes = np.flatnonzero(is_read & (np.arange(tree.max_nodes) < int(tree.num_nodes)))
-    draws, root = jax.device_get(record.draws), record.position
-    read: _Read = {}
     for node in nodes.tolist():
-        place = f"node {node} of the round at position {root}"
-        read["accept", float(draws.verify.accept[node])] = place
-        if record.proposal.draft_rows is not None:
-            read["draft", float(draws.draft[node, 1])] = place
-    if record.verdict.num_tokens > record.verdict.num_accepted:
-        read["final", float(draws.verify.final[1])] = f"the round at position {root}"
-    return read
+        place = f"of node {node} of the round at position {root}"
+        yield float(draws.verify.accept[node]), f"the accept draw {place}"
+        if proposal.draft_rows is not None:
+            yield float(draws.draft[node, 1]), f"the draft draw {place}"
+    if verdict.num_tokens > verdict.num_accepted:
+        yield float(draws.verify.final[1]), f"the final draw of the round at position {root}"

@@ -1,123 +1,199 @@
-"""Time of the verifiers against a floor: the least that they must read.
+"""Time and memory of the verifiers, next to a floor and two plain references.
 
-Calls are timed side by side in one process, one of each in turn, and compared pair by pair, so that a
-drift in the speed of the machine does not matter. What is timed is what a user would write,
-`jit(vmap(verify))`.
+What is timed is what a user would write, `jit(vmap(verify))` with a bonus token, on float32 rows.
 
-The floor of a verifier is the faster of two jitted reductions over the rows that it must read, stored
-contiguously: `sum(max(p - q, 0))` as written, and the same by tiles. For logits, the sum of
-exponentials over the visited rows is added.
+- The floor is the least that must be read, as jitted reductions over just these rows: for logits
+  `logsumexp` of the target rows of visited nodes; then, where a candidate was rejected,
+  `sum(max(p - q, 0))` of the target row and the draft row (of the target row alone for point masses),
+  and where a whole path was accepted the sum of its last row. The faster of plain XLA and a reduction
+  by tiles counts.
+- The dense reference computes the law of all rows in JAX (softmax, filters by sorting), then applies
+  the rule to these probabilities. It takes as many sequences of the batch as have 2^24 entries.
+- The loop reference is the rule as a textbook writes it, in NumPy, one sequence after the other, with
+  the law of a row computed when the row is visited. It takes at most four sequences.
+
+Ratios are of calls that followed each other in one run; a reference is timed in turn with the verifier
+on the whole batch, and compared by time per sequence.
 """
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.draws import round_draws
-from jaxspec.logits import Logits
-from jaxspec.proposals import PointMass, sampled_path
+from jaxspec.bench.plain import plain_rows
+from jaxspec.bench.timing import Program, Spread, as_if_first, compiled, interleave
+from jaxspec.bench.workloads import (
+    Case,
+    PlainRound,
+    RowsRead,
+    Settings,
+    Workload,
+    make_workload,
+    rows_read,
+)
+from jaxspec.draws import Draws
+from jaxspec.proposals import Proposal
+from jaxspec.rows import RowsLike, RowSource
 from jaxspec.tiles import TILE
-from jaxspec.trees import make_tree
-from jaxspec.verify import verify_path, verify_tree
+from jaxspec.verify import RULES, Verdict
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+MOST_ENTRIES = 2**24
+"""Entries of the rows that the dense reference is given."""
+
+MOST_PLAYED = 4
+"""Sequences that the loop reference is given."""
+
+UNITS = {
+    "time": "microseconds for each sequence: median and quartiles of calls",
+    "floor": "microseconds for each sequence",
+    "of_floor": "time / floor, call by call",
+    "dense": "microseconds for each sequence, of the dense reference in JAX",
+    "of_dense": "dense / time, call by call: how many times as fast as it the verifier is",
+    "loop": "microseconds for each sequence, of the textbook loop in NumPy",
+    "of_loop": "loop / time, call by call",
+    "trace_seconds": "CPU seconds of tracing and lowering",
+    "compile_seconds": "CPU seconds of XLA, without any cache",
+    "temporary_bytes": "greatest temporary memory of a call, by XLA's analysis; null if unknown",
+    "temporary_rows": "temporary_bytes in float32 rows [V]",
+    "dense_temporary_bytes": "the same for the dense reference, with the laws of all its rows",
+    "dense_batch": "sequences in a call of the dense reference",
+    "loop_batch": "sequences in a call of the loop reference",
+    "calls": "timed calls of verifier and floor",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One verifier at one batch size.
+    """One case, in the units of `UNITS`."""
 
-    Attributes:
-      name: what was timed.
-      batch: B.
-      microseconds: median time of a call, divided by B.
-      floor_microseconds: the same for its floor.
-      ratio: median over pairs of calls of time / floor.
-    """
+    case: Case
+    calls: int
+    time: Spread
+    floor: Spread
+    of_floor: Spread
+    dense: Spread
+    of_dense: Spread
+    dense_batch: int
+    loop: Spread
+    of_loop: Spread
+    loop_batch: int
+    trace_seconds: float
+    compile_seconds: float
+    temporary_bytes: int | None
+    temporary_rows: float | None
+    dense_temporary_bytes: int | None
 
-    name: str
-    batch: int
-    microseconds: float
-    floor_microseconds: float
-    ratio: float
 
-
-def measure(vocab: int, drafted: int, batch: int, *, repeats: int, seed: int) -> list[Measurement]:
-    """Time the verifiers at one batch size, `repeats` calls of each in turn.
-
-    A path has `drafted` tokens; the point-mass tree has three children at each of as many levels, all
-    but the first of them leaves.
-    """
-    generator = np.random.default_rng(seed)
-
-    def rows(count: int) -> jax.Array:
-        values = generator.random((batch, count, vocab), dtype=np.float32)
-        return jnp.asarray(values / values.sum(axis=-1, keepdims=True))
-
-    target, draft = rows(drafted + 1), rows(drafted)
-    tokens = jnp.asarray(generator.integers(0, vocab, (batch, drafted)), jnp.int32)
-    keys = jax.random.split(jax.random.key(seed), batch)
-    draws = jax.vmap(lambda key: round_draws(key, drafted + 1).verify)(keys)
-    path = jax.vmap(sampled_path)(tokens, draft)
-
-    # A caterpillar of candidates: the rows of its leaves are never read.
-    parents = [-1] + [0 if level == 0 else 3 * level - 2 for level in range(drafted) for _ in "abc"]
-    candidates = generator.choice(vocab, len(parents), replace=False)
-    tree = make_tree(candidates, parents)
-    trees = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), PointMass(tree=tree))
-    tree_rows = rows(len(parents))
-    tree_draws = jax.vmap(lambda key: round_draws(key, len(parents)).verify)(keys)
-
-    logits = Logits(values=jnp.log(target), temperature=jnp.ones(batch))
-    verify, verify_trees = jax.jit(jax.vmap(verify_path)), jax.jit(jax.vmap(verify_tree))
-    visited = np.minimum(np.asarray(verify(draws, path, target).num_accepted) + 1, drafted)
-    visited_rows = jnp.concatenate(
-        [values[:count] for values, count in zip(jnp.log(target), visited, strict=True)]
+def measure(case: Case, *, repeats: int, seconds: float, seed: int) -> Measurement:
+    """Time a case: at most `repeats` calls, for about `seconds` once more than three are done."""
+    work = make_workload(case, seed=seed)
+    args = (work.draws, work.proposal, work.target_rows)
+    with as_if_first():
+        verify = compiled(_rule(case.rule), *args)
+    calls = {"verify": lambda: verify.run(*args)}
+    taken = interleave(
+        {**calls, **floor_calls(work, rows_read(work))}, repeats=repeats, seconds=seconds
     )
-    p, q = jnp.copy(target[:, 0]), jnp.copy(draft[:, 0])
-    calls: dict[str, Call] = {
-        "two rows": (_naive, (p, q)),
-        "two rows by tiles": (_tiled, (p, q)),
-        "one row": (jax.jit(lambda p: p.sum(axis=-1)), (p,)),
-        "one row by tiles": (jax.jit(_sum_by_tiles), (p,)),
-        "exp-sum of visited rows and two rows": (_exponentials, (visited_rows, p, q)),
-        "path, probabilities": (verify, (draws, path, target)),
-        "point-mass tree, probabilities": (verify_trees, (tree_draws, trees, tree_rows)),
-        "path, target as logits": (verify, (draws, path, logits)),
+    floor = min((taken[name] for name in taken if name != "verify"), key=np.median)
+    dense_batch = max(1, min(case.batch, MOST_ENTRIES // (case.nodes * case.vocab)))
+    dense, dense_bytes = dense_call(work, dense_batch)
+    rounds = [PlainRound(work, sequence) for sequence in range(min(case.batch, MOST_PLAYED))]
+    references = {"dense": dense, "loop": lambda: [each.play() for each in rounds]}
+    beside = interleave({**calls, **references}, repeats=repeats, seconds=seconds)
+
+    def ratio(name: str, batch: int) -> Spread:
+        return Spread.of((beside[name] / batch) / (beside["verify"] / case.batch))
+
+    size = verify.temporary_bytes
+    return Measurement(
+        case=case,
+        calls=len(floor),
+        time=Spread.of(taken["verify"] * 1e6 / case.batch),
+        floor=Spread.of(floor * 1e6 / case.batch),
+        of_floor=Spread.of(taken["verify"] / floor),
+        dense=Spread.of(beside["dense"] * 1e6 / dense_batch),
+        of_dense=ratio("dense", dense_batch),
+        dense_batch=dense_batch,
+        loop=Spread.of(beside["loop"] * 1e6 / len(rounds)),
+        of_loop=ratio("loop", len(rounds)),
+        loop_batch=len(rounds),
+        trace_seconds=verify.trace_seconds,
+        compile_seconds=verify.compile_seconds,
+        temporary_bytes=size,
+        temporary_rows=None if size is None else size / (4 * case.vocab),
+        dense_temporary_bytes=dense_bytes,
+    )
+
+
+def _rule(name: str) -> Callable[[Draws, Proposal, RowsLike], Verdict]:
+    return jax.vmap(functools.partial(RULES[name].verify, bonus=True))
+
+
+def dense_call(work: Workload, batch: int) -> tuple[Callable[[], Any], int | None]:
+    """Return a call of the dense reference on the first sequences, and its temporary memory.
+
+    The laws of all rows count as temporary.
+    """
+    draws, proposal, values = jax.tree.map(
+        lambda x: x[:batch], (work.draws, work.proposal, work.values)
+    )
+    laws = compiled(functools.partial(_laws, work.settings), values)
+    rule = _dense_rule(work.case, batch, draws, proposal, laws.run(values))
+    sizes = (laws.temporary_bytes, rule.temporary_bytes)
+    most = None if None in sizes else max(filter(None, (0, *sizes)), default=0) + values.nbytes
+    return lambda: rule.run(draws, proposal, laws.run(values)), most
+
+
+def _laws(settings: Settings | None, values: jax.Array) -> jax.Array:
+    if settings is None:
+        return values / jnp.sum(values, axis=-1, keepdims=True)
+    return plain_rows(values, jnp, **settings)
+
+
+_dense_rules: dict[Any, Program] = {}
+
+
+def _dense_rule(case: Case, batch: int, *args: Any) -> Program:
+    """Compile a rule for probabilities, once for all sampler settings."""
+    key = (case.rule, case.vocab, case.nodes, batch)
+    if key not in _dense_rules:
+        _dense_rules.clear()  # cases that share one follow each other
+        _dense_rules[key] = compiled(_rule(case.rule), *args)
+    return _dense_rules[key]
+
+
+def floor_calls(work: Workload, read: RowsRead) -> dict[str, Callable[[], Any]]:
+    """Return the floor twice: as plain XLA reductions, and by tiles."""
+    is_logits = work.settings is not None
+    draft = work.proposal.draft_rows
+
+    def rows(slab: Any, places: list[tuple[int, int]]) -> jax.Array:
+        where = np.array(places, np.int32).reshape(-1, 2)
+        return jnp.asarray(np.asarray(slab)[where[:, 0], where[:, 1]])  # stored contiguously
+
+    assert draft is None or not isinstance(draft, RowSource)
+    normalized = rows(work.values, read.normalized if is_logits else [])
+    pairs, singles = rows(work.values, read.pairs), rows(work.values, read.singles)
+    drafts = jnp.zeros((0, work.case.vocab)) if draft is None else rows(draft, read.pairs)
+
+    def floor(total: Callable[[jax.Array], jax.Array], *given: jax.Array) -> Any:
+        normalized, pairs, singles, drafts = given
+        p = jnp.exp(pairs) if is_logits else pairs
+        last = jnp.exp(singles) if is_logits else singles
+        left = total(p) if draft is None else total(jnp.maximum(p - drafts, 0))
+        return jax.nn.logsumexp(normalized, axis=-1), left, total(last)
+
+    calls = {"floor": lambda x: x.sum(axis=-1), "floor by tiles": _sum_by_tiles}
+    given = (normalized, pairs, singles, drafts)
+    programs = {
+        name: compiled(functools.partial(floor, total), *given) for name, total in calls.items()
     }
-    floors = {
-        "path, probabilities": ("two rows", "two rows by tiles"),
-        "point-mass tree, probabilities": ("one row", "one row by tiles"),
-        "path, target as logits": ("exp-sum of visited rows and two rows",),
-    }
-    seconds = _interleave(calls, repeats)
-    found = []
-    for name, alternatives in floors.items():
-        taken, floor = seconds[name], min((seconds[each] for each in alternatives), key=np.median)
-        micros, floor_micros = (float(np.median(each)) / batch * 1e6 for each in (taken, floor))
-        ratio = float(np.median(taken / floor))
-        found.append(Measurement(name, batch, micros, floor_micros, ratio))
-    return found
-
-
-@jax.jit
-def _naive(p: jax.Array, q: jax.Array) -> jax.Array:
-    return jnp.maximum(p - q, 0).sum(axis=-1)
-
-
-@jax.jit
-def _tiled(p: jax.Array, q: jax.Array) -> jax.Array:
-    return _sum_by_tiles(jnp.maximum(p - q, 0))
-
-
-@jax.jit
-def _exponentials(logits: jax.Array, p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.exp(logits).sum(axis=-1), _naive(p, q)
+    return {name: functools.partial(program.run, *given) for name, program in programs.items()}
 
 
 def _sum_by_tiles(x: jax.Array) -> jax.Array:
@@ -125,16 +201,3 @@ def _sum_by_tiles(x: jax.Array) -> jax.Array:
     full = x[:, : tiles * TILE].reshape(-1, tiles, 32, TILE // 32)
     tail = x[:, tiles * TILE :]
     return full.sum(axis=2).sum(axis=2).sum(axis=1) + tail.sum(axis=-1)
-
-
-def _interleave(calls: Mapping[str, Call], repeats: int) -> dict[str, np.ndarray]:
-    """Time each call in turn, float64 [repeats] in seconds; compilation is not counted."""
-    for function, args in calls.values():
-        jax.block_until_ready(function(*args))
-    seconds = {name: np.zeros(repeats) for name in calls}
-    for repeat in range(repeats):
-        for name, (function, args) in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function(*args))
-            seconds[name][repeat] = time.perf_counter() - start
-    return seconds

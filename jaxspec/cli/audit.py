@@ -12,6 +12,7 @@ arguments and results: its law is exact if it draws from explicit uniforms, else
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.audit import AuditReport, audit_rules, check_lossless
+from jaxspec.audit import AuditReport, audit_rules, check_lossless, precision
 from jaxspec.audit.batches import VOCAB
 from jaxspec.audit.foreign import RANDOMNESS
 from jaxspec.audit.lossless import BUDGET
@@ -44,6 +45,10 @@ from jaxspec.verify import RULES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument(
+        "--precision", action="store_true",
+        help="instead, measure what float32 costs at V up to 262144: a Markdown table",
+    )  # fmt: skip
     foreign = parser.add_argument_group("another verifier")
     option(foreign, "--verifier PACKAGE.MODULE:FUNCTION", "function to check instead of the rules")
     option(foreign, "--kind", "what it verifies", choices=KINDS)
@@ -67,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         return run_verifier(args)
     if args.kind is not None:
         raise UserError("--kind is for a verifier: name it by --verifier package.module:function")
+    if args.precision:
+        return run_precision(is_json=args.json)
     start = time.perf_counter()
     report = audit_rules(Progress())
     if args.json:
@@ -75,6 +82,22 @@ def run(args: argparse.Namespace) -> int:
         print_report(report)
         print_result(report, seconds=time.perf_counter() - start)
     return 0 if report.is_proved else 1
+
+
+def run_precision(*, is_json: bool) -> int:
+    """Print the distances of float32 laws from the exact ones; return 1 if one is too great."""
+    progress, measured = Progress(), []
+    total = len(precision.VOCABS) * len(precision.ROWS) * len(precision.FORMS)
+    total *= len(precision.DTYPES)
+    for each in precision.precisions():
+        measured.append(each)
+        progress(f"{each.rows}, {each.form}, {each.dtype}", len(measured), total)
+    if is_json:
+        print(json.dumps([dataclasses.asdict(each) for each in measured], indent=2))
+    else:
+        print(precision.markdown(measured))
+    most = max(max(each.weighed, each.bonus_weighed) for each in measured)
+    return 0 if most <= precision.LIMIT else 1
 
 
 def run_verifier(args: argparse.Namespace) -> int:

@@ -29,9 +29,9 @@ from jaxspec.decode.commit import (
 )
 from jaxspec.decode.request import Options, arrays_of, requests_of, sampling_of, validated
 from jaxspec.decode.state import BatchState, DecodedText, Source
-from jaxspec.draft import Drafter, NoDraft, View
+from jaxspec.draft import Drafter, NoDraft, Proposed, View
 from jaxspec.draft.drivers import depth_after, propose_compiled
-from jaxspec.draws import DrawRound, Draws, assert_draw_round, round_draws
+from jaxspec.draws import DrawRound, Draws, RoundDraws, assert_draw_round, round_draws
 from jaxspec.models.batched import BatchedNetwork, per_sequence
 from jaxspec.models.network import (
     Cache,
@@ -198,9 +198,56 @@ class CompiledDecoder:
         state = self.start([[0]] * batch, keys, new_tokens=1)
         return self._advance.lower(self.target.params, self.drafter.params, state, np.int32(1))
 
+    @moves_data
+    def decide(self, state: BatchState) -> tuple[RoundDraws, Proposal, Verdict]:
+        """Return what the next round draws, proposes and decides; the state stays usable.
+
+        For audits: it is what `advance(state, 1)` commits, of every sequence that is not finished.
+
+        Args:
+          state: where the round begins, its prompts read: one that `advance` returned.
+
+        Returns:
+          (the draws, the proposals, the verdicts), every field with a leading B.
+
+        Raises:
+          ValueError: as `advance`.
+        """
+        self._assert_own(state)
+        draws, draft, verdict, *_ = self._decided(self.target.params, self.drafter.params, state)
+        return draws, draft.proposal, verdict
+
+    def loop(
+        self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
+    ) -> BatchState:
+        """Run as `advance` does, traced: what it compiles, for a program of one's own.
+
+        Args:
+          target_params: `target.params`.
+          draft_params: `drafter.params`.
+          state: where to begin.
+          max_rounds: int32 [], most target calls.
+        """
+        last = jnp.max(state.prompt_length) - 1
+        state = lax.while_loop(
+            lambda state: state.prefilled * self.prefill_width < last,
+            functools.partial(self._prefill, target_params, draft_params),
+            state,
+        )
+        end = state.calls + jnp.minimum(max_rounds, _MOST - state.calls)
+        return lax.while_loop(
+            lambda state: jnp.any(state.ending == Ending.NONE) & (state.calls < end),
+            functools.partial(self._round, target_params, draft_params),
+            state,
+        )
+
     @functools.cached_property
     def _advance(self) -> jax.stages.Wrapped:
-        return jax.jit(self._loop, donate_argnums=2)
+        return jax.jit(self.loop, donate_argnums=2)
+
+    @functools.cached_property
+    def _decided(self) -> jax.stages.Wrapped:
+        return jax.jit(self._decide)
 
     def _assert_own(self, state: BatchState) -> None:
         """Raise ValueError for a state that was donated, or that another decoder began."""
@@ -252,23 +299,6 @@ class CompiledDecoder:
 
     # --- traced
 
-    def _loop(
-        self, target_params: Any, draft_params: Any, state: BatchState, max_rounds: jax.Array
-    ) -> BatchState:
-        """Read what is left of the prompts, then run rounds."""
-        last = jnp.max(state.prompt_length) - 1
-        state = lax.while_loop(
-            lambda state: state.prefilled * self.prefill_width < last,
-            functools.partial(self._prefill, target_params, draft_params),
-            state,
-        )
-        end = state.calls + jnp.minimum(max_rounds, _MOST - state.calls)
-        return lax.while_loop(
-            lambda state: jnp.any(state.ending == Ending.NONE) & (state.calls < end),
-            functools.partial(self._round, target_params, draft_params),
-            state,
-        )
-
     def _prefill(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
         """Read one chunk of every prompt."""
         where = (state.prefilled, self.prefill_width)
@@ -288,6 +318,25 @@ class CompiledDecoder:
     def _round(self, target_params: Any, draft_params: Any, state: BatchState) -> BatchState:
         """Run one round of every sequence that is not finished."""
         batch = state.length.shape[0]
+        is_open, root = state.ending == Ending.NONE, state.length - 1
+        _, draft, verdict, target_cache, draft_cache = self._decide(
+            target_params, draft_params, state
+        )
+        path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
+        if not self.drafter.capacity.is_path:
+            target_cache = self._target_network(batch).keep(target_cache, root, path)
+        network = self._draft_network(batch)
+        if draft.slots is not None and network is not None:
+            at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
+            draft_cache = network.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
+        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
+        return self._commit(state, draft.proposal.tree, verdict, is_open)
+
+    def _decide(
+        self, target_params: Any, draft_params: Any, state: BatchState
+    ) -> tuple[RoundDraws, Proposed, Verdict, Cache, Cache]:
+        """Draft, score and verify a round; return what came of it, and the caches."""
+        batch = state.length.shape[0]
         target, network = self._target_network(batch), self._draft_network(batch)
         is_open, root = state.ending == Ending.NONE, state.length - 1
         nodes = self.drafter.capacity.max_nodes
@@ -299,14 +348,7 @@ class CompiledDecoder:
         tree = draft.proposal.tree
         logits, target_cache = self._score(target, target_params, state.target_cache, tree, view)
         verdict = per_sequence(self._verify)(draws.verify, draft.proposal, logits, view.sampling)
-        path = jnp.where(is_open[:, None], verdict.path, -1).at[:, 0].set(0)
-        if not self.drafter.capacity.is_path:
-            target_cache = target.keep(target_cache, root, path)
-        if draft.slots is not None and network is not None:
-            at = jnp.take_along_axis(draft.slots, jnp.maximum(path, 0), axis=1)
-            draft_cache = network.keep(draft_cache, root, jnp.where(path >= 0, at, -1))
-        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
-        return self._commit(state, tree, verdict, is_open)
+        return draws, draft, verdict, target_cache, draft_cache
 
     def _view(self, state: BatchState, is_open: jax.Array, pairs: jax.Array) -> View:
         """Return what the drafter may depend on."""

@@ -26,6 +26,7 @@ from jaxspec.layouts.linked import (
     linked_output,
     tree_from_linked,
 )
+from jaxspec.layouts.trees import verify_trees
 from jaxspec.layouts.verify import FlatOutput, request_draws, request_keys, verify_flat
 
 __all__ = (
@@ -52,4 +53,5 @@ __all__ = (
     "synthetic_output",
     "tree_from_linked",
     "verify_flat",
+    "verify_trees",
 )

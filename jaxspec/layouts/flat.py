@@ -13,7 +13,7 @@ from jaxspec.layouts.arrays import Array, Path, library_of
 from jaxspec.layouts.point_masses import or_point_masses
 from jaxspec.logits import Logits
 from jaxspec.proposals import PointMass, WithReplacement, sampled_path
-from jaxspec.rows import RowsLike, RowSource, as_source
+from jaxspec.rows import RowsLike, RowSource, as_source, vocab_of
 from jaxspec.slabs import AdjustedLogits, Penalties
 from jaxspec.transfers import moves_data
 from jaxspec.trees import NONE, chain
@@ -275,12 +275,13 @@ def flat_output(
     """
     if bonus_token_ids is None:
         return verdicts.tokens
+    bonus = jnp.asarray(bonus_token_ids, jnp.int32).reshape(-1, 1)
+    target = as_source("target_rows", batch.target_rows)
+    is_token = (bonus >= 0) & (bonus < vocab_of(target, target.values))
     counts = jnp.asarray(batch.num_draft_tokens, jnp.int32)[:, None]
     slots = jnp.arange(verdicts.tokens.shape[1], dtype=jnp.int32)[None]
     is_bonus = (slots == counts) & (verdicts.num_accepted[:, None] == counts)
-    return jnp.where(
-        is_bonus, jnp.asarray(bonus_token_ids, jnp.int32).reshape(-1, 1), verdicts.tokens
-    )
+    return jnp.where(is_bonus, jnp.where(is_token, bonus, NONE), verdicts.tokens)
 
 
 def emitted_from_flat(batch: FlatBatch, output_token_ids: Array, max_spec_len: int) -> Array:

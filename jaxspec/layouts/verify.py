@@ -15,6 +15,7 @@ from jaxspec.trees import NONE
 from jaxspec.values import entries_of, number, value_error
 from jaxspec.verify import RULES, Rule, Verdict
 from jaxspec.verify.rules import assert_rule
+from jaxspec.verify.verdict import Status, flag
 
 
 @struct
@@ -57,7 +58,8 @@ def verify_flat(
         the most tokens that a sequence drafts. See `request_draws`.
       rule: a rule for paths: `RULES["token"]`, `RULES["block"]` or a custom one.
       bonus_token_ids: int [B] or [B, 1], for a batch without bonus rows: the tokens that follow fully
-        accepted paths, drawn from the target.
+        accepted paths, drawn from the target. One outside the vocabulary is not emitted, and sets
+        `Status.BAD_CANDIDATE`.
 
     Returns:
       The `FlatOutput`. A count beyond T, or beyond the entries that there are, sets `Status.BAD_TREE`
@@ -113,6 +115,9 @@ def flat_result(
         status=jnp.where(is_bad, verdicts.status, unless_none(verdicts.status, 0)),
     )
     tokens = flat_output(batch, verdicts, bonus_token_ids)
+    # A bonus token follows a path that is accepted whole, unless it is none.
+    is_whole = (counts >= 0) & (verdicts.num_accepted == counts) & (bonus_token_ids is not None)
+    is_lost = is_whole & (jnp.sum(tokens != NONE, axis=1) == counts)
     first = jnp.asarray(batch.first_slots, jnp.int32)[:, None]
     is_held = (counts >= 0) & (batch.cu_num_draft_tokens <= batch.draft_token_ids.shape[0])
     is_kept = (verdicts.path != NONE) & is_held[:, None]
@@ -121,7 +126,7 @@ def flat_result(
         num_tokens=jnp.sum(tokens != NONE, axis=1, dtype=jnp.int32),
         num_accepted=verdicts.num_accepted,
         slots=jnp.where(is_kept, first + verdicts.path, NONE),
-        status=verdicts.status,
+        status=verdicts.status | flag(is_lost, Status.BAD_CANDIDATE),
     )
 
 

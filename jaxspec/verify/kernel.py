@@ -125,18 +125,9 @@ def final_draw(
     whole = whole_row(jnp.float32(1), reader.tree.max_children, reader.vocab)
     left = choose(left.is_whole, whole, left)
 
-    def sums_of(left: Remainder) -> tuple[jax.Array, ...]:
-        def quantity(piece: Piece, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
-            is_removed = reader.is_removed(site.node, left, tokens)
-            row = reader.guarded(reader.kind.row(left, piece.p, piece.q, is_removed), piece)
-            return row, *_masses(piece, with_draft=assumes_draft)
-
-        sums, *masses = reader.sums(site, reader.removed_tokens(site.node, left), quantity)
-        return sums, *map(jnp.sum, masses)
-
     def attempt(state: Any) -> Any:
         _, left, _ = state
-        sums = sums_of(left)
+        sums = left_sums(reader, site, left, assumes_draft=assumes_draft)
         is_empty = (jnp.sum(sums[0]) == 0) & ~left.is_whole
         return is_empty, choose(is_empty, whole, left), sums
 
@@ -152,10 +143,7 @@ def final_draw(
         is_doubtful |= is_wanted & ~left.is_whole & reader.is_off(masses.pop(0))
 
     def piece(start: Any, size: int) -> jax.Array:
-        piece = reader.piece(site, start, size)
-        p, q = _without_denormals(piece.p), _without_denormals(piece.q)
-        removed = reader.is_removed(site.node, drawn_from, tokens_from(start, size))
-        return reader.kind.row(drawn_from, p, q, removed)
+        return left_piece(reader, site, drawn_from, start, size)
 
     total = jnp.sum(sums)
     pair = reader.draws.final
@@ -170,6 +158,28 @@ def final_draw(
         | flag(is_wanted & bad_draw, Status.BAD_DRAW)
     )
     return token, status, is_doubtful
+
+
+def left_sums(
+    reader: RowReader, site: Site, left: Remainder, *, assumes_draft: bool
+) -> tuple[jax.Array, ...]:
+    """Sum what is left of a node's row by tiles, [tiles]; then the masses assumed to be 1."""
+
+    def quantity(piece: Piece, tokens: jax.Array | None) -> tuple[jax.Array, ...]:
+        is_removed = reader.is_removed(site.node, left, tokens)
+        row = reader.guarded(reader.kind.row(left, piece.p, piece.q, is_removed), piece)
+        return row, *_masses(piece, with_draft=assumes_draft)
+
+    sums, *masses = reader.sums(site, reader.removed_tokens(site.node, left), quantity)
+    return sums, *map(jnp.sum, masses)
+
+
+def left_piece(reader: RowReader, site: Site, left: Remainder, start: Any, size: int) -> jax.Array:
+    """Return what is left of a node's row at consecutive tokens, float32 [size]."""
+    piece = reader.piece(site, start, size)
+    p, q = _without_denormals(piece.p), _without_denormals(piece.q)
+    removed = reader.is_removed(site.node, left, tokens_from(start, size))
+    return reader.kind.row(left, p, q, removed)
 
 
 def _masses(piece: Piece, *, with_draft: bool) -> tuple[jax.Array, ...]:

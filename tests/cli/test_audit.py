@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxspec as js
-from jaxspec.audit import instances_for
+from jaxspec.audit import instances_for, precision
 from jaxspec.audit import report as reports
 from jaxspec.cli import app, audit, compare
 from jaxspec.models import bundled_text, split_text
@@ -288,3 +288,22 @@ def test_a_terminal_of_40_columns_gets_lines_of_40_columns(with_report, monkeypa
         assert f"{law.expected_accepted:.6f}" in shown[0]
     for name in DECODERS:
         assert f"\n  {name}\n    rounds " in shown[1]
+
+
+@pytest.mark.parametrize(("greatest", "status"), [(2e-6, 0), (2.1e-6, 1)])
+def test_precision_is_a_markdown_table_and_fails_beyond_its_limit(
+    greatest, status, monkeypatch, capsys
+):
+    measured = [
+        precision.Precision("peaked", "logits", dtype, vocab, 1e-8, 3e-5, bonus, 4e-5)
+        for dtype, vocab, bonus in itertools.product(
+            ("float32", "float16"), (32000, 262144), (1e-7, greatest)
+        )
+    ]
+    monkeypatch.setattr(precision, "precisions", lambda: iter(measured))
+    assert app.main(["audit", "--precision"]) == status
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 4
+    assert rows[0] == f"| logits, float32 | 32000 | 1.0e-08 | 3.0e-05 | {greatest:.1e} | 4.0e-05 |"
+    assert app.main(["audit", "--precision", "--json"]) == status
+    assert len(json.loads(capsys.readouterr().out)) == 8

@@ -75,5 +75,5 @@ def test_the_loop_is_lowered_for_every_platform(platform: str) -> None:
     loop = decoder("tree")
     state = loop.start([[1, 2], [3]], jax.random.split(jax.random.key(0)), new_tokens=3)
     arguments = (NETWORK.params, NETWORK.params, state, np.int32(5))
-    exported = jax.export.export(jax.jit(loop._loop), platforms=[platform])(*arguments)
+    exported = jax.export.export(jax.jit(loop.loop), platforms=[platform])(*arguments)
     assert exported.platforms == (platform,)

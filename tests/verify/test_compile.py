@@ -1,6 +1,7 @@
 """The verifiers as programs: lowered for every platform, compiled once, batched in every way."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 
 import jax
@@ -64,6 +65,28 @@ def test_every_rule_is_lowered_for_every_platform(rule: js.Rule) -> None:
 def test_every_verifier_is_lowered_for_batches_of_logits_over_a_large_vocabulary(name: str) -> None:
     rule = js.RULES[name]
     assert_lowered(jax.vmap(rule.verify), shapes_of(rule, WIDE, logits=True, batch=(2,)))
+
+
+READS = {"point_mass": 2, "token": 4, "block": 4}
+"""Places of a program of logits that read rows: a visit and the final draw, of each slab."""
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_off_cpu_a_trip_reads_one_row_of_each_sequence_and_no_row_twice(
+    name: str, platform: str
+) -> None:
+    """A walk has at most one trip for each node of a path: that is every row read once."""
+    batch, rule = 3, js.RULES[name]
+    shapes = shapes_of(rule, WIDE, logits=True, batch=(batch,))
+    lowered = export.export(jax.jit(jax.vmap(rule.verify)), platforms=[platform])(*shapes)
+    results = re.findall(r"stablehlo\.(\w+).*-> tensor<([0-9x]+)xf32>", lowered.mlir_module())
+    reads = [shape for operation, shape in results if operation == "gather"]
+    rows = [shape for shape in reads if shape.split("x")[-1] == str(WIDE)]
+    assert len(rows) == READS[name], rows
+    assert set(rows) <= {f"{batch}x{WIDE}", f"{batch}x1x{WIDE}"}
+    nodes = shapes[0].accept.shape[1]
+    assert not [shape for _, shape in results if shape == f"{batch}x{nodes}x{WIDE}"]
 
 
 @pytest.fixture

@@ -232,8 +232,8 @@ def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_hostile_requests_by_the_hundred_thousand(rule: str) -> None:
-    seen = hostile.attack(100_000 if rule == "token" else 10_000, rule)
+def test_hostile_requests_by_the_thousand(rule: str) -> None:
+    seen = hostile.attack(8_000 if rule == "token" else 4_000, rule)
     assert all(seen[fault] > 0 for fault in (*hostile.FAULTS, "healthy"))
     assert seen["flagged"] > seen["count"]
 

@@ -1,8 +1,9 @@
 """Who decides the choices of a plain program: all branches in turn, or uniforms."""
 
+import bisect
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -48,17 +49,20 @@ class _Branches:
         self._where: dict[str, tuple[float, float]] = {}
 
     def flip(self, slot: str, chance: float) -> bool:
-        return self._piece(slot, np.array([chance])) < chance
+        return self._piece(slot, (chance,)) < chance
 
     def pick(self, slot: str, row: Row) -> int:
-        running = _running(row)
-        piece = self._piece(slot, running[:-1])
-        return int(np.searchsorted(running[:-1], piece, side="right"))
+        tokens = np.flatnonzero(row)
+        if not len(tokens):
+            tokens = np.array([len(row) - 1])
+        edges = _running(row[tokens])[:-1].tolist()
+        return int(tokens[bisect.bisect_right(edges, self._piece(slot, edges))])
 
-    def _piece(self, slot: str, edges: np.ndarray) -> float:
-        """Take a piece of a slot's interval between edges, and return where it starts."""
+    def _piece(self, slot: str, edges: Sequence[float]) -> float:
+        """Take a piece of a slot's interval between ascending edges, and return where it starts."""
         low, high = self._where.get(slot, (0.0, 1.0))
-        bounds = [low, *np.unique(edges[(edges > low) & (edges < high)]).tolist(), high]
+        inside = edges[bisect.bisect_right(edges, low) : bisect.bisect_left(edges, high)]
+        bounds = [low, *dict.fromkeys(inside), high]
         place = len(self.made)
         choice = self._script[place] if place < len(self._script) else 0
         self.made.append((choice, len(bounds) - 1))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,14 +25,11 @@ from jaxspec.audit.wrong_lines import (
     above,
     after,
     at_depth,
-    before,
     bonus_from_last_draft,
     chance,
     change_target,
     draft_of,
-    exchanged,
     floored,
-    is_likely,
     leaf_above,
     left,
     left_of_top,
@@ -42,7 +39,6 @@ from jaxspec.audit.wrong_lines import (
     ratio,
     ratio_plus,
     replaced,
-    root,
     stop_at_first_failure,
     strict,
     target_of,
@@ -71,6 +67,11 @@ def faults_of_kind(kind: str) -> tuple[Suspect, ...]:
     for other in others:
         found += _deepest_first(PLAIN_RULES[other], kind, other)
     return tuple(found)
+
+
+def _suspects(base: PlainRule, field: str, lines: Mapping[str, object]) -> list[Suspect]:
+    """Put each line, by its words, in place of one of a rule's."""
+    return [Suspect(words, replaced(base, **{field: line})) for words, line in lines.items()]
 
 
 def _residuals(base: PlainRule, kind: str) -> list[Suspect]:
@@ -103,21 +104,15 @@ def _residuals(base: PlainRule, kind: str) -> list[Suspect]:
         lines["rejected token removed from what is left instead of subtracting the draft row"] = (
             left(lambda now: np.where(now.is_x, 0.0, now.r))
         )
-    found = [
-        Suspect(f"residual: {words}", replaced(base, left=line)) for words, line in lines.items()
-    ]
+    lines = {f"residual: {words}": line for words, line in lines.items()}
     for epsilon in EPSILONS:
-        plain, normal = (
-            left_plus(epsilon, is_normalised=False),
-            left_plus(epsilon, is_normalised=True),
-        )
         words = f"epsilon: {epsilon:g} added to the"
-        found.append(Suspect(f"{words} residual", replaced(base, left=plain)))
-        found.append(Suspect(f"{words} normalised residual", replaced(base, left=normal)))
+        lines[f"{words} residual"] = left_plus(epsilon, is_normalised=False)
+        lines[f"{words} normalised residual"] = left_plus(epsilon, is_normalised=True)
     for mass in MASSES:
         words = f"transform order: top-p {mass:g} applied to the target in the residual only"
-        found.append(Suspect(words, replaced(base, left=left_of_top(mass))))
-    return found
+        lines[words] = left_of_top(mass)
+    return _suspects(base, "left", lines)
 
 
 def _noise(base: PlainRule, kind: str) -> list[Suspect]:
@@ -209,87 +204,60 @@ def _draft_tests(base: PlainRule) -> list[Suspect]:
     found = [Suspect(words, replaced(base, chance=line)) for words, line in lines.items()]
     for floor in (0.05, 0.1, 0.2):
         words = f"pruning: candidates of q < {floor:g} are dropped after they were drawn"
-        found.append(Suspect(words, replaced(base, is_tested=is_likely(floor))))
+        is_kept = functools.partial(lambda least, now: bool(now.q[now.x] >= least), floor)
+        found.append(Suspect(words, replaced(base, is_tested=is_kept)))
     return found
 
 
 def _wrong_rows(base: PlainRule, kind: str) -> list[Suspect]:
-    verify = base.verify
-    found = [
-        Suspect(
-            "bonus row: the row before the last candidate instead of after it",
-            verify,
-            rows=target_of(leaf_above),
+    nodes: dict[str, Callable[[int, Sequence[int]], int]] = {
+        "bonus row: the row before the last candidate instead of after it": leaf_above,
+        "bonus row: the root's row": lambda node, parents: node if node in parents else 0,
+        "row: target row of the position before": above,
+        "row: target row of the position before, but for the bonus": lambda node, parents: (
+            above(node, parents) if node in parents else node
         ),
-        Suspect(
-            "bonus row: the most likely token",
-            replaced(base, bonus_row=lambda p, q: top(p)),
+        "row: target row of the position after": after,
+        "row: every position verified with the root's row": lambda node, parents: 0,
+        "row: from the third token on the second's row": lambda node, parents: at_depth(
+            node, parents, 1
         ),
-        Suspect(
-            "padding: counted as a candidate, token 0 follows every accepted path",
-            replaced(base, bonus_row=lambda p, q: np.where(np.arange(len(p)) == 0, 1.0, 0.0)),
-        ),
-        Suspect(
-            "bonus row: the root's row",
-            verify,
-            rows=target_of(lambda node, parents: node if node in parents else 0),
-        ),
-        Suspect("row: target row of the position before", verify, rows=target_of(above)),
-        Suspect(
-            "row: target row of the position before, but for the bonus",
-            verify,
-            rows=target_of(lambda node, parents: above(node, parents) if node in parents else node),
-        ),
-        Suspect("row: target row of the position after", verify, rows=target_of(after)),
-        Suspect("row: every position verified with the root's row", verify, rows=target_of(root)),
-        Suspect(
-            "row: from the third token on the second's row",
-            verify,
-            rows=target_of(lambda node, parents: at_depth(node, parents, 1)),
-        ),
-        *(
-            Suspect(
-                f"transform order: the target row is sharpened again, p ** {power:g}",
-                verify,
-                rows=change_target(raised(power)),
-            )
-            for power in POWERS
-        ),
-        *(
-            Suspect(
-                f"transform order: top-p {mass:g} applied to the target row again",
-                verify,
-                rows=change_target(without_rare(mass)),
-            )
-            for mass in (0.99, *MASSES)
-        ),
-        Suspect(
-            "greedy mixing: the target row is replaced by its most likely token",
-            verify,
-            rows=change_target(top),
-        ),
-    ]
+    }
     if not is_path(kind):
-        found.append(
-            Suspect(
-                "row: target row of the node before in the list instead of the parent's",
-                verify,
-                rows=target_of(before),
-            )
+        nodes["row: target row of the node before in the list instead of the parent's"] = (
+            lambda node, parents: max(node - 1, 0)
         )
+    bonus_rows: dict[str, Callable[[Row, Row], Row]] = {
+        "bonus row: the most likely token": lambda p, q: top(p),
+        "padding: counted as a candidate, token 0 follows every accepted path": lambda p, q: (
+            np.where(np.arange(len(p)) == 0, 1.0, 0.0)
+        ),
+    }
+    changes = {
+        f"transform order: the target row is sharpened again, p ** {power:g}": raised(power)
+        for power in POWERS
+    }
+    changes |= {
+        f"transform order: top-p {mass:g} applied to the target row again": without_rare(mass)
+        for mass in (0.99, *MASSES)
+    }
+    changes["greedy mixing: the target row is replaced by its most likely token"] = top
+    rows = {words: target_of(node_of) for words, node_of in nodes.items()}
+    rows |= {words: change_target(change) for words, change in changes.items()}
     if is_sampled(kind):
-        found += [
-            Suspect("bonus row: drawn from q", replaced(base, bonus_row=lambda p, q: q)),
-            Suspect("bonus row: drawn from the last draft row", verify, rows=bonus_from_last_draft),
-            Suspect("row: draft row of the position before", verify, rows=draft_of(above)),
-            Suspect("row: draft row of the position after", verify, rows=draft_of(after)),
-            Suspect(
-                "row: target and draft rows exchanged",
-                verify,
-                rows=exchanged,
+        bonus_rows["bonus row: drawn from q"] = lambda p, q: q
+        rows |= {
+            "bonus row: drawn from the last draft row": bonus_from_last_draft,
+            "row: draft row of the position before": draft_of(above),
+            "row: draft row of the position after": draft_of(after),
+            "row: target and draft rows exchanged": lambda rows, parents: (
+                lambda node: rows(node)[::-1]
             ),
-        ]
-    return found
+        }
+    return [
+        *_suspects(base, "bonus_row", bonus_rows),
+        *(Suspect(words, base.verify, rows=changed) for words, changed in rows.items()),
+    ]
 
 
 def _draft_laws(base: PlainRule, kind: str) -> list[Suspect]:
@@ -303,17 +271,9 @@ def _draft_laws(base: PlainRule, kind: str) -> list[Suspect]:
     changes["q taken as uniform"] = lambda q: np.full(len(q), 1 / len(q))
     if kind != "without_replacement":
         changes["q not normalised, half of it"] = lambda q: q / 2
-    found = [
-        Suspect(f"draft law mismatch: {words}", replaced(base, share=share(change)))
-        for words, change in changes.items()
-    ]
-    found.append(
-        Suspect(
-            "draft law mismatch: q taken as its most likely token",
-            replaced(base, share=share(top)),
-        )
-    )
-    return found
+    changes["q taken as its most likely token"] = top
+    lines = {f"draft law mismatch: {words}": share(change) for words, change in changes.items()}
+    return _suspects(base, "share", lines)
 
 
 def _siblings(base: PlainRule, kind: str) -> list[Suspect]:
@@ -322,44 +282,32 @@ def _siblings(base: PlainRule, kind: str) -> list[Suspect]:
             below, key=lambda node: -score(tokens[node], *rows)
         )
 
-    verify = base.verify
-    found = [
-        Suspect("sibling order: sorted by q", verify, order=by(lambda x, p, q: q[x])),
-        Suspect("sibling order: sorted by p", verify, order=by(lambda x, p, q: p[x])),
-        Suspect(
-            "sibling order: sorted by p / q",
-            verify,
-            order=by(lambda x, p, q: p[x] / max(q[x], 1e-30)),
-        ),
-    ]
+    orders: dict[str, Callable[..., Sequence[int]]] = {
+        "sorted by q": by(lambda x, p, q: q[x]),
+        "sorted by p": by(lambda x, p, q: p[x]),
+        "sorted by p / q": by(lambda x, p, q: p[x] / max(q[x], 1e-30)),
+    }
+    shares: dict[str, Callable[[Now], Row]] = {}
+    tested: dict[str, Callable[[Now], bool]] = {}
     if kind == "without_replacement":
-        found += [
-            Suspect(
-                "sibling order: tested in the reverse order",
-                verify,
-                order=lambda below, tokens, rows: list(reversed(below)),
+        orders["tested in the reverse order"] = lambda below, tokens, rows: below[::-1]
+        shares = {
+            "siblings: drawn without replacement, verified as if with it": from_q,
+            "siblings: the draft row without earlier siblings is not renormalised": lambda now: (
+                np.where(now.gone, 0.0, now.q)
             ),
-            Suspect(
-                "siblings: drawn without replacement, verified as if with it",
-                replaced(base, share=from_q),
-            ),
-            Suspect(
-                "siblings: the draft row without earlier siblings is not renormalised",
-                replaced(base, share=lambda now: np.where(now.gone, 0.0, now.q)),
-            ),
-        ]
+        }
     if kind == "with_replacement":
-        found += [
-            Suspect(
-                "siblings: drawn with replacement, verified as if without it",
-                replaced(base, share=not_drawn_yet),
-            ),
-            Suspect(
-                "siblings: duplicates are skipped",
-                replaced(base, is_tested=lambda now: not now.gone[now.x]),
-            ),
-        ]
-    return found
+        shares["siblings: drawn with replacement, verified as if without it"] = not_drawn_yet
+        tested["siblings: duplicates are skipped"] = lambda now: not now.gone[now.x]
+    return [
+        *(
+            Suspect(f"sibling order: {words}", base.verify, order=order)
+            for words, order in orders.items()
+        ),
+        *_suspects(base, "share", shares),
+        *_suspects(base, "is_tested", tested),
+    ]
 
 
 def _deepest_first(base: PlainRule, kind: str, name: str) -> list[Suspect]:

@@ -6,6 +6,7 @@ sequences at a time; any other is called from the host, one sequence or one batc
 
 import dataclasses
 import functools
+import itertools
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -189,8 +190,7 @@ class Foreign:
                 self.modified |= changed
                 return self._emit_singly(setting, drawings, sources)
             self.modified |= changed
-        parsed = [_parse(result, setting) for result in results]
-        return _pad(parsed)
+        return emissions_of([_parse(*_split(result, setting), setting) for result in results])
 
     def emit_batches(
         self, setting: Setting, drawings: np.ndarray, sources: Sources, size: int
@@ -206,7 +206,7 @@ class Foreign:
             result = self._call(setting, args, own)
             self.modified |= self._changed(setting, args, part)
             parsed += _parse_batch(result, setting, len(part))
-        return _pad(parsed)
+        return emissions_of(parsed)
 
     def _changed(self, setting: Setting, args: list[Any], drawings: Any) -> set[str]:
         fresh = self._arrays(setting, drawings)
@@ -252,7 +252,8 @@ class Foreign:
         if not any(self._programs.values()):
             emit = functools.partial(self.emit_batches, size=4)
             host = (emit if self.batched else self._emit_singly)(setting, drawings, sources)
-            self._is_traceable = _cut_padding(found.tokens) == _cut_padding(host.tokens)
+            ours, theirs = (map(text_of, each.tokens.tolist()) for each in (found, host))
+            self._is_traceable = list(ours) == list(theirs)
         return program if self._is_traceable else None
 
     def _emit_traced(
@@ -316,11 +317,11 @@ def _wrong(what: str, value: Any, setting: Setting) -> str:
     )
 
 
-_Parsed = tuple[np.ndarray, np.ndarray | None]
+_Ints = np.ndarray | Sequence[int]
+_Parsed = tuple[_Ints, _Ints | None]
 
 
-def _parse(result: Any, setting: Setting) -> _Parsed:
-    emitted, slots = _split(result, setting)
+def _parse(emitted: Any, slots: Any, setting: Setting) -> _Parsed:
     tokens = _integers("the emitted tokens", emitted, setting)
     return tokens, None if slots is None else _integers("the slots", slots, setting)
 
@@ -333,18 +334,15 @@ def _parse_batch(result: Any, setting: Setting, size: int) -> list[_Parsed]:
     for what, value in (("the batch's emitted tokens", emitted), ("the batch's slots", slots)):
         if value is not None and (not hasattr(value, "__len__") or len(value) != size):
             raise ValueError(_wrong(what, value, setting) + f"; the batch had {size} sequences")
-    return [
-        (
-            _integers("the emitted tokens", emitted[place], setting),
-            None if slots is None else _integers("the slots", slots[place], setting),
-        )
-        for place in range(size)
-    ]
+    each_slots = itertools.repeat(None) if slots is None else slots
+    return [_parse(*each, setting) for each in zip(emitted, each_slots, strict=False)]
 
 
-def _pad(parsed: list[_Parsed]) -> Emissions:
-    def padded(rows: list[np.ndarray]) -> np.ndarray:
-        found = np.full((len(rows), max((len(row) for row in rows), default=0) + 1), NONE, np.int64)
+def emissions_of(parsed: Sequence[_Parsed]) -> Emissions:
+    """Pad what was returned for each call; slots are given for all of them or none."""
+
+    def padded(rows: Sequence[_Ints]) -> np.ndarray:
+        found = np.full((len(rows), max(map(len, rows), default=0) + 1), NONE, np.int64)
         for place, row in enumerate(rows):
             found[place, : len(row)] = row
         return found
@@ -356,11 +354,6 @@ def _pad(parsed: list[_Parsed]) -> Emissions:
             "slots) in all of them, or emitted tokens alone"
         )
     return Emissions(padded([row for row, _ in parsed]), padded(slots) if slots else None)
-
-
-def _cut_padding(rows: np.ndarray) -> list[list[int]]:
-    """Return each row up to its first -1."""
-    return [text_of(row) for row in rows.tolist()]
 
 
 def text_of(row: Sequence[int]) -> list[int]:

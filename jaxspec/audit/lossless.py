@@ -139,7 +139,7 @@ def check_lossless(
         # Intervals of draws that a search has missed; a law that is wrong needs none.
         for place, each in enumerate(found):
             points = max(min(share - each.calls, budget // 20), 0)
-            law = observations.search(foreign, each.setting, 4 * share, points)
+            law = observations.search(foreign, each.setting, 4 * share, points, each)
             found[place] = law or Observed(each.setting)
     sampled = [place for place, each in enumerate(found) if not each.is_exact]
     # At each stage: one for each length of a text, and one for the number of accepted tokens.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxspec.audit.boxes import UNITS, cut
-from jaxspec.audit.foreign import Emissions, Foreign, text_of
+from jaxspec.audit.foreign import Emissions, Foreign, emissions_of, text_of
 from jaxspec.audit.settings import Setting, Text
 from jaxspec.audit.suspects import Joint
 from jaxspec.trees import NONE
@@ -29,6 +29,7 @@ class Observed:
       halves: for samples, counts of the first and the second half of the calls, as `joint`.
       calls: of the verifier.
       points: uniform draws among them at which the outcome was that of the exact law.
+      boxes: for an exact law, the (low, high) corners of its boxes in units, drawing first.
     """
 
     setting: Setting
@@ -38,6 +39,7 @@ class Observed:
     halves: tuple[Joint, Joint] = dataclasses.field(default_factory=lambda: ({}, {}))
     calls: int = 0
     points: int = 0
+    boxes: tuple[np.ndarray, np.ndarray] | None = dataclasses.field(default=None, repr=False)
 
     def add(self, drawings: np.ndarray, emissions: Emissions, masses: np.ndarray | None) -> None:
         """Add emissions, with masses or each counted once; the empty ones are not kept."""
@@ -74,8 +76,12 @@ class Observed:
         return sum(self.joint.values())
 
 
-def search(foreign: Foreign, setting: Setting, most: int, points: int = 0) -> Observed | None:
+def search(
+    foreign: Foreign, setting: Setting, most: int, points: int = 0, known: Observed | None = None
+) -> Observed | None:
     """Find the exact law of a verifier of explicit uniforms, None if it is not found.
+
+    The boxes of a law that is `known` are not searched again, but replayed.
 
     That is if it takes more than `most` calls, or replays go on to disagree with the boxes that they
     are in: both corners, random points inside, and `points` uniform ones. The axes are cut in their
@@ -88,11 +94,14 @@ def search(foreign: Foreign, setting: Setting, most: int, points: int = 0) -> Ob
     low = np.zeros((len(drawings), 1 + axes), np.int64)
     high = np.full_like(low, UNITS)
     low[:, 0], high[:, 0] = drawings, drawings + 1
+    if known is not None and known.boxes is not None:
+        low, high = known.boxes
     evaluate = _Evaluator(foreign, setting)
+    evaluate.calls = known.calls if known else 0
     generator = np.random.default_rng(foreign.seed)
-    for _ in range(axes + 1 + _SPLITS):
+    for attempt in range(axes + 1 + _SPLITS):
         before = len(low)
-        for axis in range(1, 1 + axes):
+        for axis in range(1, 1 + axes) if attempt or known is None else ():
             low, high = cut(evaluate, low, high, axis)
             if evaluate.calls > most:
                 return None
@@ -111,7 +120,9 @@ def search(foreign: Foreign, setting: Setting, most: int, points: int = 0) -> Ob
             low, high = _split(evaluate, low, high, missed, replays[is_missed][first])
     else:
         return None
-    observed = Observed(setting, is_exact=True, calls=evaluate.calls, points=points)
+    observed = Observed(
+        setting, is_exact=True, calls=evaluate.calls, points=points, boxes=(low, high)
+    )
     observed.add(low[:, 0], evaluate.unpack(middle), volumes * setting.chances[low[:, 0]])
     return observed
 
@@ -169,15 +180,7 @@ class _Evaluator:
         return np.array(codes, np.int64)[inverse.reshape(-1)]
 
     def unpack(self, codes: np.ndarray) -> Emissions:
-        rows = [self._rows[code] for code in codes.tolist()]
-        tokens = _padded([tokens for tokens, _ in rows])
-        paths = [path for _, path in rows if path is not None]
-        return Emissions(tokens, _padded(paths) if paths else None)
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    width = max(map(len, rows)) + 1
-    return np.array([[*row, *[NONE] * (width - len(row))] for row in rows], np.int64)
+        return emissions_of([self._rows[code] for code in codes.tolist()])
 
 
 def sample(

@@ -207,8 +207,10 @@ class _Walk:
         now = Now(
             node=node, child=child, rank=rank, depth=depth, x=-1, p=p, q=q, r=r, a=a, gone=gone
         )
-        now = dataclasses.replace(now, x=self.nodes.token(now, self.choices))
-        return dataclasses.replace(now, s=self.rule.share(now))
+        # `Now` is made here alone, and seen by nobody before it is whole.
+        object.__setattr__(now, "x", self.nodes.token(now, self.choices))
+        object.__setattr__(now, "s", self.rule.share(now))
+        return now
 
     def down(self) -> _Found:
         path: tuple[int, ...] = (0,)

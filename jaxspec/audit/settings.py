@@ -104,6 +104,17 @@ class Setting:
         return self._known[context, length]
 
     @functools.cached_property
+    def rows_of(self) -> list[list[tuple[Row, Row]]]:
+        """(target row, draft row) of every node of every drawing; for point masses twice p."""
+
+        def normalised(rows: np.ndarray) -> list[list[Row]]:
+            return [[normalise(row.astype(np.float64)) for row in line] for line in rows]
+
+        target = normalised(self.target)
+        draft = target if self.draft is None else normalised(self.draft)
+        return [list(zip(*pair, strict=True)) for pair in zip(target, draft, strict=True)]
+
+    @functools.cached_property
     def _rows(self) -> dict[Context, Row]:
         return {}
 

@@ -5,8 +5,6 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from jaxspec.audit.choices import exact_outcomes
 from jaxspec.audit.reference import (
     PLAIN_RULES,
@@ -14,7 +12,6 @@ from jaxspec.audit.reference import (
     Nodes,
     PlainOutcome,
     Row,
-    normalise,
 )
 from jaxspec.audit.settings import RULES_OF_KIND, Setting, Text
 
@@ -51,7 +48,7 @@ class Suspect:
         parents = setting.parents.tolist()
         for drawing, chance in enumerate(setting.chances.tolist()):
             tokens = setting.tokens[drawing].tolist()
-            rows: Rows = functools.partial(_rows_of, setting, drawing)
+            rows: Rows = setting.rows_of[drawing].__getitem__
             if self.rows is not None:
                 rows = self.rows(rows, parents)
             children: Sequence[Sequence[int]] = setting.children
@@ -74,13 +71,6 @@ class Suspect:
 @functools.lru_cache(maxsize=4096)
 def _law(suspect: Suspect, setting: Setting) -> Joint:
     return suspect.compute(setting)
-
-
-def _rows_of(setting: Setting, drawing: int, node: int) -> tuple[Row, Row]:
-    p = normalise(setting.target[drawing, node].astype(np.float64))
-    if setting.draft is None:
-        return p, p
-    return p, normalise(setting.draft[drawing, node].astype(np.float64))
 
 
 @functools.cache

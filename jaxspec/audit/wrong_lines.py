@@ -105,11 +105,6 @@ def floored(least: float) -> Callable[[Now], float]:
     return chance(lambda now: float(now.r[now.x] / max(now.s[now.x], least)))
 
 
-def is_likely(floor: float) -> Callable[[Now], bool]:
-    """Test only candidates whose q is at least `floor`."""
-    return lambda now: bool(now.q[now.x] >= floor)
-
-
 def change_target(change: Change) -> Callable[[Rows, Sequence[int]], Rows]:
     """Change the target row of every node."""
 
@@ -117,11 +112,6 @@ def change_target(change: Change) -> Callable[[Rows, Sequence[int]], Rows]:
         return lambda node: (change(rows(node)[0]), rows(node)[1])
 
     return changed
-
-
-def exchanged(rows: Rows, parents: Sequence[int]) -> Rows:
-    """Take the draft row for the target row and the reverse."""
-    return lambda node: rows(node)[::-1]
 
 
 def target_of(node_of: Callable[[int, Sequence[int]], int]) -> Callable[..., Rows]:
@@ -137,11 +127,6 @@ def draft_of(node_of: Callable[[int, Sequence[int]], int]) -> Callable[..., Rows
 def above(node: int, parents: Sequence[int]) -> int:
     """Return the parent, of the root itself."""
     return max(parents[node], 0)
-
-
-def before(node: int, parents: Sequence[int]) -> int:
-    """Return the node before in the list."""
-    return max(node - 1, 0)
 
 
 def after(node: int, parents: Sequence[int]) -> int:
@@ -162,11 +147,6 @@ def bonus_from_last_draft(rows: Rows, parents: Sequence[int]) -> Rows:
         return (p if node in parents else rows(above(node, parents))[1], q)
 
     return changed
-
-
-def root(node: int, parents: Sequence[int]) -> int:
-    """Return the root."""
-    return 0
 
 
 def at_depth(node: int, parents: Sequence[int], depth: int) -> int:

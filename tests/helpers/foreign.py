@@ -1,5 +1,9 @@
 """Verifiers as other projects write them, in NumPy and loops. A `fault` is one wrong line."""
 
+import bisect
+import functools
+import itertools
+
 import numpy as np
 
 
@@ -25,9 +29,12 @@ class Coins:
 
 
 def pick(u, weights):
-    running = np.cumsum(np.asarray(weights, np.float64))
-    place = int(np.searchsorted(running, u * running[-1], side="right"))
-    return min(place, int(np.flatnonzero(np.asarray(weights) > 0).max(initial=0)))
+    weights = np.asarray(weights, np.float64).tolist()
+    running = list(itertools.accumulate(weights))
+    place = min(bisect.bisect_right(running, u * running[-1]), len(weights) - 1)
+    while place > 0 and weights[place] <= 0:
+        place -= 1
+    return place
 
 
 def one_hot(x, size):
@@ -185,3 +192,20 @@ def tree(tokens, parents, draft_rows, target_rows, source, *, how="without", fau
         node = child
         emitted.append(int(tokens[child]))
         slots.append(child)
+
+
+TREES = {"point_mass": "point", "with_replacement": "with", "without_replacement": "without"}
+"""How `tree` verifies candidates of each kind."""
+
+
+def variant(function, fault, **more):
+    return functools.partial(function, fault=fault, **more)
+
+
+def batch_of(verify):
+    def in_batch(tokens, draft_rows, target_rows, sources):
+        return [
+            verify(*args) for args in zip(tokens, draft_rows, target_rows, sources, strict=True)
+        ]
+
+    return in_batch

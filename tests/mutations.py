@@ -420,8 +420,8 @@ MUTATIONS = (
     ),
     Mutation(
         "slabs/adjusted.py",
-        'by_row["sequence"] = jnp.where(own >= 0, own + starts, own)',
-        'by_row["sequence"] = own',
+        "own = jnp.where(own >= 0, own + starts, own)",
+        "own = jnp.where(own >= 0, own, own)",
         SLABS,
     ),
     Mutation(

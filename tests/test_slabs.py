@@ -309,6 +309,24 @@ def test_tables_that_cannot_be_meant_give_no_token(what: str) -> None:
     assert verdict.status == Status.NON_FINITE_ROW
 
 
+def test_a_sequence_beyond_its_tables_does_not_read_those_of_the_next_one() -> None:
+    vocab = 5000  # a batch is laid end to end
+    slab = AdjustedLogits(
+        values=jnp.zeros((2, 1, vocab)),
+        bias=jnp.zeros((2, 1, vocab)),
+        sequence=jnp.array([[1], [0]], jnp.int32),
+    )
+    draws = js.Draws(accept=jnp.zeros((2, 1)), final=jnp.full((2, 2), 0.5))
+    alone = js.PointMass(tree=js.make_tree([-1], [-1]))
+
+    def one(draws: js.Draws, values: AdjustedLogits) -> js.Verdict:
+        return js.verify_tree(draws, alone, js.Logits(values=values, temperature=jnp.float32(1)))
+
+    verdicts = jax.vmap(one)(draws, slab)
+    assert verdicts.status.tolist() == [Status.NON_FINITE_ROW, 0]
+    assert verdicts.tokens[0].tolist() == [-1]
+
+
 def test_a_mask_that_allows_nothing_leaves_a_row_without_mass() -> None:
     draws = js.Draws(accept=jnp.zeros(1), final=jnp.full(2, 0.5))
     alone = js.PointMass(tree=js.make_tree([-1], [-1]))

@@ -190,9 +190,12 @@ class AdjustedLogits(Slab):
         if any(jax.tree.leaves(mapped)):
             given = jax.tree.map(lambda x, mapped: spread(x, batch, mapped), given, mapped)
             total = jax.tree.leaves(given)[0].shape[0]
-            starts = jnp.repeat(jnp.arange(batch, dtype=jnp.int32) * (total // batch), rows)
+            most = total // batch
+            starts = jnp.repeat(jnp.arange(batch, dtype=jnp.int32) * most, rows)
             own = by_row.get("sequence", jnp.zeros(batch * rows, jnp.int32))
-            by_row["sequence"] = jnp.where(own >= 0, own + starts, own)
+            own = jnp.where(own >= 0, own + starts, own)
+            # One beyond the tables is not the first of the next.
+            by_row["sequence"] = jnp.where(own - starts < most, own, total)
         return dataclasses.replace(self, values=values, **by_row, **given)
 
     def validate(self, name: str, vocab: int | None) -> None:

@@ -117,7 +117,7 @@ def flat_result(
     tokens = flat_output(batch, verdicts, bonus_token_ids)
     # A bonus token follows a path that is accepted whole, unless it is none.
     is_whole = (counts >= 0) & (verdicts.num_accepted == counts) & (bonus_token_ids is not None)
-    is_lost = is_whole & (jnp.sum(tokens != NONE, axis=1) == counts)
+    is_lost = is_whole & (jnp.sum(tokens != NONE, axis=1, dtype=jnp.int32) == counts)
     first = jnp.asarray(batch.first_slots, jnp.int32)[:, None]
     is_held = (counts >= 0) & (batch.cu_num_draft_tokens <= batch.draft_token_ids.shape[0])
     is_kept = (verdicts.path != NONE) & is_held[:, None]
